@@ -10,13 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
-
-import yaml
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
@@ -36,7 +34,7 @@ class Command(NamedTuple):
 
 
 TRAINING = "training.fit:run"
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = yaml_beside(__file__)
 COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
 # words of earlier versions -> what is typed instead, before the same options
 FORMER: dict[str, str] = TABLES["former"]

@@ -221,7 +221,7 @@ def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:
     return [row for row in rows if first in (None, next(iter(row.values())))]
 
 
-def yaml_beside(module: str, name: str = "") -> Any:
+def yaml_beside(module: str | Path, name: str = "") -> Any:
     """Return the content of a YAML file beside a module.
 
     Args:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from gpt_lightning.files import yaml_beside
+
 # sections of hints.yaml: words, expected, yaml
-HINTS: dict[str, dict[str, str]] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+HINTS: dict[str, dict[str, str]] = yaml_beside(__file__)
 # forms of jsonargparse's messages with the value that was given
 GIVEN = (
     r"Given value: (.*)",

@@ -20,6 +20,7 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.removed import without_removed
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(options)), positionals
 
 
-def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> Fields:
     """Check values from Python against a class's annotations, as the command line would.
 
     Args:
@@ -156,7 +157,7 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
         for name, v in values.items()
     }
     parsed = parser.parse_object({prefix: given} if prefix else given)
-    checked: dict[str, Any] = (parsed[prefix] if prefix else parsed).as_dict()
+    checked: Fields = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
 
 
@@ -360,7 +361,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_config(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
     """Return the settings in a configuration.
 
     Args:

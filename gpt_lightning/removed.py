@@ -4,22 +4,17 @@ A key with its old default is dropped, because it changed nothing. Another value
 message says what to do.
 """
 
-from collections.abc import Mapping
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any
 
 import yaml
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields, yaml_beside
 
-_TABLE = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-REMOVED: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE) or {}
+REMOVED: dict[str, Fields] = yaml_beside(__file__) or {}
 
 
-def without_removed(
-    settings: Mapping[str, Any], prefix: str = "", trained: bool = False
-) -> dict[str, Any]:
+def without_removed(settings: Fields, prefix: str = "", trained: bool = False) -> Fields:
     """Return settings without the keys that this version no longer has.
 
     Args:
@@ -31,7 +26,7 @@ def without_removed(
     Raises:
         UserError: A key has another value than its old default.
     """
-    kept: dict[str, Any] = {}
+    kept: Fields = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"
         row = REMOVED.get(key, {})

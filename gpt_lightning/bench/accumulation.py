@@ -47,7 +47,7 @@ BENCH = Bench(
 
 def measure_sum(
     device: str, accumulator: str, addend: str, upcast: bool, published: float
-) -> dict[str, Any]:
+) -> Values:
     """Compute the sum and compare four digits after the point, as many as were published."""
     total = torch.tensor(0.0, dtype=getattr(torch, accumulator), device=device)
     for _ in range(TIMES):

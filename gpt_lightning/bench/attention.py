@@ -36,6 +36,7 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
@@ -49,7 +50,7 @@ from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 CHECKED_TOKENS = 1024  # tokens that compare a user's kernel with the definition
 # kernel -> backend, and a part of the name of its node in the autograd graph
@@ -136,7 +137,7 @@ def measure_attention(row: Row) -> Values:
     rope = RoPE(row.d, row.context).to(device) if row.model == "course" else None
     attention = make_attention(row.kernel, row.causal, rope)
 
-    def make(tokens: int = row.context) -> torch.Tensor:
+    def make(tokens: int = row.context) -> Tensor:
         shape = (row.batch, tokens, row.heads, row.d)
         return torch.randn(shape, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
 
@@ -170,7 +171,7 @@ def measure_attention(row: Row) -> Values:
     }
 
 
-def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: PhaseContext) -> None:
+def run_step(attention: Attention, tensors: Sequence[Tensor], phase: PhaseContext) -> None:
     """Run forward and backward on q, k, v and the output's gradient, (B, nh, T, d) each."""
     q, k, v, gradient = tensors
     with phase("forward"):
@@ -190,14 +191,14 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
     module, colon, name = kernel.partition(":")
     own = operator.attrgetter(name)(importlib.import_module(module)) if colon else None
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if rope is not None:
             q, k = rope(q).type_as(q), rope(k).type_as(k)
         if kernel in FUSED:
             with sdpa_kernel(FUSED[kernel][0]):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         if own is not None:
-            out: torch.Tensor = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
+            out: Tensor = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
             return out.unflatten(0, q.shape[:2])
         if causal:
             return naive_attention(q, k, v, 0.0)
@@ -207,7 +208,7 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
     return torch.compile(attention, dynamic=False) if kernel == "compiled" else attention
 
 
-def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor]) -> None:
+def check_own(attention: Attention, causal: bool, tensors: Sequence[Tensor]) -> None:
     """Compare the output and the gradients of a user's kernel with those of the definition.
 
     Args:
@@ -221,7 +222,7 @@ def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor
     plain = make_attention("naive", causal)
     exact = [t.detach().cpu().double().requires_grad_() for t in tensors]  # MPS has no float64
 
-    def outputs(function: Attention, *given: torch.Tensor) -> list[torch.Tensor]:
+    def outputs(function: Attention, *given: Tensor) -> list[Tensor]:
         q, k, v, gradient = given
         out = function(q, k, v)
         return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
@@ -237,7 +238,7 @@ def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor
             )
 
 
-def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
+def check_kernel(kernel: str, attention: Attention, make: Callable[[], Tensor]) -> None:
     """Call a fused kernel once and find the kernel that ran in the autograd graph.
 
     Raises:

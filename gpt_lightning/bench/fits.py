@@ -23,7 +23,7 @@ from gpt_lightning.training.steps import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 
 # arguments of a Trainer that trains on one device and does nothing else
-TRAINING_ALONE: dict[str, Any] = {
+TRAINING_ALONE: Values = {
     "devices": 1,
     "enable_progress_bar": False,
     "enable_checkpointing": False,
@@ -65,7 +65,7 @@ def step_of(config: Any) -> StepShape:
     return StepShape(data.batch_size, T, k, ranks)
 
 
-def plain_training(config: Any, step: StepShape) -> dict[str, Any]:
+def plain_training(config: Any, step: StepShape) -> Values:
     """Return the arguments of `train` that a configuration sets, as plain values.
 
     Raises:
@@ -88,7 +88,7 @@ def plain_training(config: Any, step: StepShape) -> dict[str, Any]:
 
 
 def train(
-    batches: Any, model: GPTModule | dict[str, Any], trainer: dict[str, Any], accumulate: int = 1
+    batches: Any, model: GPTModule | Values, trainer: Values, accumulate: int = 1
 ) -> GPTModule:
     """Train on batches, a whole number of steps, with Trainer and GPTModule alone.
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.peers import Peer
@@ -67,7 +68,7 @@ def measure_generate(row: Row) -> Values:
     start = torch.randint(row.vocab_size, (row.batch, prompt), device=device)
     products = torch.bfloat16 if row.dtype == "bf16" else None
     generator = torch.Generator(device).manual_seed(0)
-    sampling: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
+    sampling: Values = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
     began = time.perf_counter()
     decoder = Decoder(model, products)
     prepare_ms = (time.perf_counter() - began) * 1e3
@@ -77,7 +78,7 @@ def measure_generate(row: Row) -> Values:
     text = generate(decoder, start, tokens, temperature=0.0)
 
     @torch.no_grad()
-    def naive_logits(length: int) -> torch.Tensor:
+    def naive_logits(length: int) -> Tensor:
         x = model.transformer(text[:, max(0, length - row.context) : length])
         return model.lm_head(x[:, -1])
 
@@ -87,7 +88,7 @@ def measure_generate(row: Row) -> Values:
         synchronize(device)
         return (time.perf_counter() - began) * 1e3 / sequence_tokens
 
-    def naive_token(length: int) -> torch.Tensor:
+    def naive_token(length: int) -> Tensor:
         return sample_token(naive_logits(length), 0.8, 200, generator)
 
     def naive() -> list[float]:
@@ -112,13 +113,13 @@ def measure_generate(row: Row) -> Values:
 
 
 def transformers_generate(
-    model: GPT, dtype: torch.dtype | None, sampling: dict[str, Any]
-) -> Callable[[torch.Tensor], Any]:
+    model: GPT, dtype: torch.dtype | None, sampling: Values
+) -> Callable[[Tensor], Any]:
     """Return transformers' generate with our weights in a dtype; None: float32."""
     theirs = Peer(model).model.to(model.lm_head.weight.device, dtype or torch.float32).eval()
     theirs.generation_config.eos_token_id = None  # no token ends its text
 
-    def sample(idx: torch.Tensor) -> Any:
+    def sample(idx: Tensor) -> Any:
         return theirs.generate(idx, attention_mask=torch.ones_like(idx), do_sample=True, **sampling)
 
     return sample

@@ -157,7 +157,7 @@ def columns(phases: dict[str, PhaseMemory], residual: int) -> Values:
 # ---- tensors that autograd saves -----------------------------------------------------------------
 
 
-def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list[dict[str, Any]]:
+def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list[Values]:
     """Run a forward pass and return a row for each kind of saved tensor, then the sums.
 
     Parameters and buffers are left out, and memory that several tensors share counts once. Copies

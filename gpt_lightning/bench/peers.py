@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch
@@ -67,7 +68,7 @@ def measure_peers(row: Row) -> Values:
     return found
 
 
-class Peer(torch.nn.Module):
+class Peer(nn.Module):
     """transformers' GPT-2 with our weights, as a module of tokens and targets to a loss.
 
     Args:
@@ -102,6 +103,6 @@ class Peer(torch.nn.Module):
         assert set(lacking.missing_keys) <= {"lm_head.weight"}, lacking
         assert not lacking.unexpected_keys, lacking
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         logits = self.model(idx, use_cache=False).logits  # (B, T, V)
         return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.parsing import config_paths, resolve_configs
 from gpt_lightning.runs.history import read_rows
 
@@ -138,7 +139,7 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
     return {name: a[name] == b[name] for name in a}
 
 
-def parts(run: Path) -> dict[str, Any]:
+def parts(run: Path) -> Fields:
     """Return what equal runs have in common, by name."""
     state, rows = as_bytes(final_checkpoint(run)), read_rows(run / "metrics.jsonl")
     return {
@@ -149,7 +150,7 @@ def parts(run: Path) -> dict[str, Any]:
     }
 
 
-def final_checkpoint(run: Path) -> dict[str, Any]:
+def final_checkpoint(run: Path) -> Fields:
     """Return the content of a run's last checkpoint."""
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
     from gpt_lightning.runs.resume import newest_checkpoint

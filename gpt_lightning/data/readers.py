@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
@@ -228,8 +229,8 @@ class NanoGPTLoader:
         self.eval_batches = settings.eval_batches or 0
         self.wait_s = 0.0  # waited for batches
         self._generator: torch.Generator | None = None
-        self._next: torch.Tensor | None = None  # starts of the coming training batch
-        self._evaluation: dict[str, list[torch.Tensor]] = {}
+        self._next: Tensor | None = None  # starts of the coming training batch
+        self._evaluation: dict[str, list[Tensor]] = {}
 
     def __len__(self) -> int:
         windows = (len(self.streams["train"]) - 1) // self.block_size
@@ -258,18 +259,18 @@ class NanoGPTLoader:
             }
         return self._batch(split, self._evaluation[split][index])
 
-    def _hold_next(self) -> torch.Tensor:
+    def _hold_next(self) -> Tensor:
         if self._next is None:
             self._next = self._draw("train")
         return self._next
 
-    def _draw(self, split: str) -> torch.Tensor:
+    def _draw(self, split: str) -> Tensor:
         if self._generator is None:
             self._generator = torch.default_generator.clone_state()
         last = len(self.streams[split]) - self.block_size
         return torch.randint(last, (self.batch_size,), generator=self._generator)
 
-    def _batch(self, split: str, starts: torch.Tensor) -> Batch:
+    def _batch(self, split: str, starts: Tensor) -> Batch:
         return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
 
     def state_dict(self) -> Fields:

@@ -19,9 +19,9 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-import yaml
 
 from gpt_lightning import __version__
+from gpt_lightning.files import yaml_beside
 
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
@@ -253,9 +253,8 @@ def missing_names(loaded: bool = False) -> list[str]:
     Args:
         loaded: True to look only into modules that this process has imported.
     """
-    path = Path(__file__).parents[1] / "private_names.yaml"
     lines = []
-    for name, row in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+    for name, row in yaml_beside(Path(__file__).parent, "private_names.yaml").items():
         of, module = row["of"], row["of"].partition(":")[0]
         if (loaded and module not in sys.modules) or find_spec(module.partition(".")[0]) is None:
             continue

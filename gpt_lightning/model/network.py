@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.errors import UserError
@@ -153,7 +153,7 @@ def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: An
         UserError: It is something else, such as the tuple of nanoGPT.
     """
     targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
-    is_tensor = isinstance(output, torch.Tensor)
+    is_tensor = isinstance(output, Tensor)
     if is_tensor and (output.dim() == 3 if targets is None else output.numel() == 1):
         return
     shape = f" {tuple(output.shape)}" if is_tensor else ""

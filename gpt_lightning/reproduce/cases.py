@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from gpt_lightning.files import Fields
+from gpt_lightning.files import Fields, yaml_beside
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 Bounds = Sequence[Sequence[float]]  # pairs of a step and a difference
@@ -175,7 +173,7 @@ def make_case(name: str, table: Fields) -> Case:
 
 
 TABLES: dict[str, Fields] = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.stem: yaml_beside(path)
     for path in sorted((Path(__file__).parents[1] / "reference").glob("*.yaml"))
 }
 CASES = {name: make_case(name, table) for name, table in TABLES.items() if "rungs" in table}

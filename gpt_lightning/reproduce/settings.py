@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 from jsonargparse import ArgumentParser
-from torch import nn
+from torch import Tensor, nn
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
@@ -135,7 +135,7 @@ def initial_weights(model: GPT) -> Fields:
 
     init_std: token embedding, position embedding, matrices, residual projections, biases.
     """
-    groups: list[list[torch.Tensor]] = [
+    groups: list[list[Tensor]] = [
         [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(ends)]
         for ends in INITIAL
     ]

@@ -293,7 +293,7 @@ class HostCopy:
 
 def check_plain(name: str, value: Any) -> None:
     """Raise a UserError for a tensor that is more than a view of memory."""
-    if isinstance(value, torch.Tensor) and (
+    if isinstance(value, Tensor) and (
         value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized
     ):
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gpt_lightning.tables.rows import Row
+from gpt_lightning.tables.rows import Row, Values
 
 DPI = 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
@@ -53,7 +53,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     figure.savefig(path)
 
 
-def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
+def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
     """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
     Args:
@@ -71,7 +71,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
         for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
             points = np.array(run.get(key, ()), dtype=float).reshape(-1, 4)
             dots = len(points) == 1 or (key == "val" and len(points) <= 40)
-            style: dict[str, Any] = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
+            style: Values = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
             style |= {"lw": width, "marker": "o" if dots else "", "ms": 4}
             step, tokens, time, value = points.T
             x = {"step": step, "tokens": tokens / 1e6, "time": time / 60}

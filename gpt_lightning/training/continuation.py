@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
@@ -18,7 +19,7 @@ TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names o
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
 
 
-def continue_from(checkpoint: dict[str, Any], module: Any) -> RunRecord:
+def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
     """Check that a run may continue from a checkpoint, or evaluate it, and print the differences.
 
     Args:
@@ -67,7 +68,7 @@ def continue_from(checkpoint: dict[str, Any], module: Any) -> RunRecord:
     return theirs.record
 
 
-def continue_loops(loops: dict[str, Any]) -> None:
+def continue_loops(loops: Fields) -> None:
     """Change the loops' state of a finished run to the state of a run that is not finished.
 
     Lightning counts the last epoch as done even if max_steps has ended it early. After a whole

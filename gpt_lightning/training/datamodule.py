@@ -17,6 +17,7 @@ from gpt_lightning.data.readers import Place, Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.training import steps
 
 DEFAULT_SEED = 1337
@@ -259,9 +260,9 @@ class TokenDataModule(LightningDataModule):
         )
         return Reader(datasets, settings, place)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
-        facts: dict[str, Any] = {"tokenizer": self.tokenizer.spec()}
+        facts: Fields = {"tokenizer": self.tokenizer.spec()}
         if self.trainer.state.fn != TrainerFn.FITTING:
             return facts
         loader = self.reader.train_loader

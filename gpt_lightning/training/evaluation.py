@@ -3,6 +3,7 @@
 import torch
 from lightning import LightningModule
 from lightning.pytorch.strategies import Strategy
+from torch import Tensor
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
@@ -19,10 +20,10 @@ class Evaluation:
     """
 
     def __init__(self) -> None:
-        self.sums: list[torch.Tensor] = []
+        self.sums: list[Tensor] = []
         self.positions = 0
 
-    def add(self, loss: torch.Tensor, y: torch.Tensor, loader: int) -> None:
+    def add(self, loss: Tensor, y: Tensor, loader: int) -> None:
         """Add the mean loss of the targets y, (B, T), of a batch of a loader."""
         tokens = (y != IGNORE_INDEX).sum()
         loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
@@ -34,7 +35,7 @@ class Evaluation:
 
     def losses(
         self, split: str, estimates: bool, strategy: Strategy, step: int
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Tensor]:
         """Return the mean losses over all ranks by name: SPLIT/loss, SPLIT/loss/dataloader_idx_N.
 
         Args:
@@ -70,9 +71,9 @@ class EvaluatedModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self._evaluation = Evaluation()
-        self.last_loss: torch.Tensor | None = None
+        self.last_loss: Tensor | None = None
 
-    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def _evaluate(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
         raise NotImplementedError
 
@@ -87,7 +88,7 @@ class EvaluatedModule(LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
         x, y = batch
         logits = self._evaluate(x)  # (B, T, V)
@@ -108,7 +109,7 @@ class EvaluatedModule(LightningModule):
         estimates = data is not None and data.settings.eval_batches is not None
         strategy, step = self.trainer.strategy, self.trainer.global_step
         losses = self._evaluation.losses(split, estimates, strategy, step)
-        metrics: dict[str, torch.Tensor | float] = dict(losses)
+        metrics: dict[str, Tensor | float] = dict(losses)
         if f"{split}/loss" in losses:
             metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
         if fitting:

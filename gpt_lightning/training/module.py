@@ -11,6 +11,7 @@ from jsonargparse.typing import register_type
 from lightning import Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpt_lightning.data.loader import Batch
@@ -84,7 +85,7 @@ class GPTModule(EvaluatedModule):
         optimizers.load(self.settings)  # raises before anything is built
         self.micro_batches = 0
         self.stop_requested = False
-        self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
+        self._loss_sum: Tensor | None = None  # sum over the current step's micro-batches
         self.seed: int | None = None
         self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
@@ -171,7 +172,7 @@ class GPTModule(EvaluatedModule):
 
     # ---- step ----------------------------------------------------------------------------------
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
         return self.model(idx, targets)
 
@@ -216,7 +217,7 @@ class GPTModule(EvaluatedModule):
         place = (self.seed, trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self(*batch)
         total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
@@ -328,14 +329,14 @@ class GPTModule(EvaluatedModule):
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
-            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+            nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes is not None:
             self._drop_spike(self._spikes, norm, step)
         if steps.at_log_step(trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
 
-    def _drop_spike(self, guard: optim.SpikeGuard, norm: torch.Tensor, step: int) -> None:
+    def _drop_spike(self, guard: optim.SpikeGuard, norm: Tensor, step: int) -> None:
         """Drop the gradients of a step that is an outlier: no optimizer changes anything then."""
         trainer, loss = self.trainer, self.last_loss
         assert loss is not None, "the optimizer steps after a forward pass"
@@ -360,7 +361,7 @@ class GPTModule(EvaluatedModule):
         for callback in steps.step_callbacks(self.trainer):
             callback.before_validation(self.trainer)
 
-    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def _evaluate(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         if self.evaluates_compiled or not self.compiles[0]:
             return self.model(idx, targets)
         with torch.compiler.set_stance("force_eager"):

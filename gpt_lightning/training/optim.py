@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from gpt_lightning.data.order import INCREMENT, splitmix64
@@ -59,7 +60,7 @@ def mix(*numbers: int) -> int:
 
 
 def make_adamw(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: Settings, fused: bool
+    named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, fused: bool
 ) -> AdamW:
     """Return AdamW (Loshchilov and Hutter 2019) over the parameters that are trained.
 
@@ -72,7 +73,7 @@ def make_adamw(
             averaging coefficients; weight decay of matrices and embeddings, or of all tensors.
         fused: True if an update is one kernel per dtype and device.
     """
-    groups: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     factors = settings.learning_rate_factors or {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
@@ -126,9 +127,7 @@ def place_steps(optimizer: Optimizer, group: Fields) -> None:
             state["step"] = state["step"].to(parameter.device if group.get("fused") else "cpu")
 
 
-def clip_gradients(
-    parameters: Iterable[torch.nn.Parameter], max_norm: float | None
-) -> torch.Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale all gradients so that their global 2-norm is at most `max_norm`.
 
     Args:
@@ -139,20 +138,20 @@ def clip_gradients(
         The norm before clipping, a scalar on the parameters' device (no synchronization).
     """
     parameters = list(parameters)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
         norm = norm.full_tensor()
     if max_norm is None or max_norm <= 0:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
     if norm.device.type in DEFERRED_ON or not norm + 1e-6 <= max_norm:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a shard, without a copy; other tensors as they are."""
-    rows: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return rows
 
 
@@ -160,12 +159,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def all_finite(weights: Iterable[torch.Tensor], states: Iterable[Mapping[Any, Any]] = ()) -> bool:
+def all_finite(weights: Iterable[Tensor], states: Iterable[Mapping[Any, Any]] = ()) -> bool:
     """Return whether all numbers in weights and in the states of optimizers are finite."""
     values = (value for state in states for held in state.values() for value in held.values())
-    tensors = (v.detach() for v in (*weights, *values) if isinstance(v, torch.Tensor))
+    tensors = (v.detach() for v in (*weights, *values) if isinstance(v, Tensor))
     numbers = [local(tensor) for tensor in tensors if tensor.is_floating_point()]
-    if bool(torch.nn.utils.get_total_norm(numbers).isfinite()):  # one wait for the device
+    if bool(nn.utils.get_total_norm(numbers).isfinite()):  # one wait for the device
         return True
     return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a norm may overflow
 
@@ -181,9 +180,9 @@ class NonFiniteGuard:
 
     def __init__(self) -> None:
         # tensors of the device: the first bad step, 0 for none, and its norm
-        self._first: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._first: tuple[Tensor, Tensor] | None = None
 
-    def watch(self, optimizer: Optimizer, norm: torch.Tensor, step: int) -> None:
+    def watch(self, optimizer: Optimizer, norm: Tensor, step: int) -> None:
         """Skip the coming update, or raise now or in `check`, if the norm is not finite.
 
         Args:
@@ -220,7 +219,7 @@ class NonFiniteGuard:
         )
 
 
-def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:
+def can_skip(optimizer: Optimizer, norm: Tensor) -> bool:
     """Return whether the device can decide to skip an update."""
     if norm.device.type not in DEFERRED_ON:
         return False

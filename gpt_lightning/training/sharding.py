@@ -106,7 +106,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 whole[id(value)] = full.cpu() if self.is_global_zero else full.new_empty(0)
             return whole[id(value)]
 
-        state = apply_to_collection(state, torch.Tensor, gather)
+        state = apply_to_collection(state, Tensor, gather)
         return state if self.is_global_zero else {}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

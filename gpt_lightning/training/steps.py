@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, TrainLoader, limited
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
 
@@ -266,10 +267,10 @@ class BetweenSteps:
         while self.hook() and (batch := next(batches, None)) is not None:
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Fields) -> None:
         self.loader.load_state_dict(state)
 
 

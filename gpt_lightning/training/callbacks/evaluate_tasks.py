@@ -9,6 +9,7 @@ from lightning import LightningModule, Trainer
 from gpt_lightning.errors import UserError
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import FILES, Task, task_names
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training import steps
@@ -73,10 +74,10 @@ class EvaluateTasks(steps.StepCallback):
         if self._due and not trainer.should_stop:
             self._evaluate(trainer)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         return {"due": True} if self._due else {}  # an empty one leaves no trace in a checkpoint
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Fields) -> None:
         self._due = state_dict["due"]
 
     def _evaluate(self, trainer: Trainer) -> None:

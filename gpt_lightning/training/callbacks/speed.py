@@ -13,6 +13,7 @@ from lightning import LightningModule, Trainer
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import (
     Timestamp,
     elapsed_s,
@@ -265,10 +266,10 @@ class SpeedMonitor(StepCallback):
             seconds["stalls"] = stalled
         return seconds
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         return {"tokens": self.tokens}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Fields) -> None:
         self.tokens = state_dict["tokens"]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Muon, Optimizer
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.optim import local, make_adamw
@@ -72,7 +73,7 @@ class MuonAdamW(Optimizer):
         self.adamw.param_groups = self.param_groups[n:]
         self.muon.state = self.adamw.state = self.state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Fields) -> None:
         super().load_state_dict(state_dict)
         self._share()  # PyTorch replaced the lists and the state
 
@@ -115,7 +116,7 @@ def stacked_step(muon: Muon, skip: Tensor | None) -> None:
 
 
 def update_equal(
-    weights: list[Tensor], momenta: list[Tensor], group: dict[str, Any], skip: Tensor | None
+    weights: list[Tensor], momenta: list[Tensor], group: Fields, skip: Tensor | None
 ) -> None:
     """Update n weights of one shape, (rows, columns) each, and their momenta; or rows of them."""
     rows, columns = weights[0].shape
