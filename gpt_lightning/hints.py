@@ -99,8 +99,9 @@ def suggestion(word: str, options: Sequence[str]) -> str:
 
 def wrong_value(key: str, text: str) -> str:
     """Return the error of a value, with the value that was expected."""
-    if problem := class_problem(key, text):
-        return problem
+    for form in CLASS_PROBLEMS:  # `explain` has made the errors of the parser of that class
+        if found := re.search(form, text):
+            return f"{key}: {found[0]}"
     given = next((m[1] for form in GIVEN if (m := re.search(form, text))), None)
     if given is None:
         text = text.replace("Unable to load config", "expected keys below it, not")
@@ -110,17 +111,6 @@ def wrong_value(key: str, text: str) -> str:
         return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
     expected = HINTS["expected"].get(key) or ", ".join(dict.fromkeys(expectations(text)))
     return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"
-
-
-def class_problem(key: str, text: str) -> str:
-    """Return the error of a class that a key names, or an empty string.
-
-    jsonargparse's text contains the errors of the parser of that class, which `explain` has made.
-    """
-    for form in CLASS_PROBLEMS:
-        if found := re.search(form, text):
-            return f"{key}: {found[0]}"
-    return ""
 
 
 def in_words(kind: str, restriction: str) -> str:

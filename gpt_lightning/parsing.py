@@ -335,11 +335,6 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     return resolved
 
 
-def config_paths(args: list[str]) -> list[Path]:
-    """Return the values of --config and -c."""
-    return [Path(args[i].removeprefix("--config=")) for i in config_positions(args)]
-
-
 def config_positions(args: list[str]) -> list[int]:
     """Return the indices of arguments with a value of --config or -c."""
     return [

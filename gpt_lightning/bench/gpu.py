@@ -17,7 +17,6 @@ import datetime
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,9 +107,16 @@ def measure_size(row: Row) -> Values:
     else:
         train = partial(train_theirs, row, config, dtype)
     step = fits.step_of(parsed)
-    while (measured := unless_out_of_memory(train, step)) is None:
-        free_memory()
-        step = step.with_batch_size(step.batch_size // 2)
+    measured: Values = {}
+    while not measured:
+        free_memory()  # the error of the last attempt has held its activations
+        reset_peak_memory()
+        try:
+            measured = train(step)
+        except Exception as error:
+            if not is_out_of_memory(error) or step.batch_size % 2:
+                raise
+            step = step.with_batch_size(step.batch_size // 2)
     with torch.device("meta"):
         shape = GPT(config)
     rate = step.tokens / measured["step_ms"] * 1e3
@@ -128,20 +134,6 @@ def measure_size(row: Row) -> Values:
         **measured,
         **rates(shape, device, dtype, rate, step.block_size),
     }
-
-
-def unless_out_of_memory(train: Callable[[StepShape], Values], step: StepShape) -> Values | None:
-    """Return what a training measures; None if memory ran out and the micro-batch can be halved.
-
-    The caller frees the memory: here the error holds the activations.
-    """
-    reset_peak_memory()
-    try:
-        return train(step)
-    except Exception as error:
-        if not is_out_of_memory(error) or step.batch_size % 2:
-            raise
-        return None
 
 
 def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> Values:

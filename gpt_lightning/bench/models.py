@@ -49,15 +49,6 @@ def make_model(model: str, shape: list[int], context: int) -> "GPT | CourseModel
     return GPT(config) if model == "gpt2" else CourseModel(config)
 
 
-def checkpoint_groups(model: "GPT | CourseModel", blocks: int) -> None:
-    """Keep only the input of each group of so many blocks, and recompute the group."""
-    transformer = model.transformer
-    h = list(transformer.h)
-    groups = [nn.Sequential(*h[i : i + blocks]) for i in range(0, len(h), blocks)]
-    transformer.h = nn.ModuleList(groups)
-    transformer.checkpointing = True
-
-
 # ---- options -------------------------------------------------------------------------------------
 
 

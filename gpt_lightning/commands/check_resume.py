@@ -15,7 +15,7 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.parsing import config_paths, resolve_configs
+from gpt_lightning.parsing import config_positions, resolve_configs
 from gpt_lightning.runs.history import read_rows
 
 # metrics of a session, which differ between two equal runs
@@ -56,7 +56,8 @@ def doctor(
         except (ImportError, OSError) as error:
             raise UserError(f"PyTorch cannot be imported ({error}): install it again") from error
         return check_machine(json)
-    paths = config_paths(resolve_configs(options))
+    words = resolve_configs(options)
+    paths = [words[i].removeprefix("--config=") for i in config_positions(words)]
     if not resume or not paths or json:
         raise UserError(
             "give doctor --resume --config quickstart (or your configuration), doctor --json, or "
@@ -65,7 +66,7 @@ def doctor(
     if steps < 4 or kills < 1:
         raise UserError(f"--steps is {steps} and --kills {kills}; they must be at least 4 and 1")
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    print(f"{steps} steps of {paths[0].stem}, killed {kills} times; --seed {seed}")
+    print(f"{steps} steps of {Path(paths[0]).stem}, killed {kills} times; --seed {seed}")
     with tempfile.TemporaryDirectory(prefix="gpt-lightning-doctor-") as root:
         folder = Path(root)
         command = fit_command(options, steps, folder)

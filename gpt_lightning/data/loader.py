@@ -57,9 +57,7 @@ class TrainBatches(Dataset[Batch]):
         self.batch_size, self.rank, self.world = batch_size, rank, world
 
     def __getitem__(self, index: int) -> Batch:
-        rows = self.batch_size * self.world
-        windows = self.source.read(self.epoch, index * rows, rows, self.rank, self.world)
-        return split_windows(windows)
+        return next(self.in_order(range(index, index + 1), read_tokens=0))
 
     def in_order(self, indices: range, read_tokens: int) -> Iterator[Batch]:
         """Yield batches of some indices; small ones are read together, up to read_tokens.

@@ -167,26 +167,15 @@ class Mixture:
         before = self.counts(sample)
         mine = np.arange(count) % world == rank
         for index, corpus in enumerate(self.corpora.values()):
-            rows = np.flatnonzero(which == index)
-            out[rows[mine[rows]]] = self._read_on(
-                corpus, int(before[index]), mine[rows], rank, world
-            )
+            rows, seen = np.flatnonzero(which == index), int(before[index])
+            while len(rows):  # an epoch of the dataset may end within them
+                epoch, begin = divmod(seen, self._whole(corpus.n_windows))
+                part = rows[: self._whole(corpus.n_windows) - begin]
+                starts = corpus.order.starts(epoch, begin, len(part))[mine[part]]
+                corpus.look_ahead(epoch, begin, rank, world)
+                out[part[mine[part]]] = corpus.stream.windows(starts, self.block_size + 1)
+                rows, seen = rows[len(part) :], seen + len(part)
         return out[mine]
-
-    def _read_on(
-        self, corpus: DatasetWindows, first: int, wanted: np.ndarray, rank: int, world: int
-    ) -> np.ndarray:
-        """Read the wanted ones of windows first, first + 1, ... of a dataset's endless epochs."""
-        parts, done = [np.empty((0, corpus.block_size + 1), dtype=np.int64)], 0
-        size = self._whole(corpus.n_windows)
-        while done < len(wanted):
-            epoch, begin = divmod(first + done, size)
-            count = min(len(wanted) - done, size - begin)
-            starts = corpus.order.starts(epoch, begin, count)[wanted[done : done + count]]
-            corpus.look_ahead(epoch, begin, rank, world)
-            parts.append(corpus.stream.windows(starts, corpus.block_size + 1))
-            done += count
-        return np.concatenate(parts)
 
     def identity(self) -> Fields:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}

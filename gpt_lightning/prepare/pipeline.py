@@ -11,6 +11,7 @@ gathered from all pieces, sorted in memory, and written into its shards.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
-from gpt_lightning.prepare.target import Target, save_inputs
+from gpt_lightning.prepare.target import INPUTS, Target
 from gpt_lightning.prepare.units import (
     Job,
     Piece,
@@ -60,7 +61,12 @@ def prepare_documents(
             is full, or units are missing for a merge.
     """
     check_main_guard()
-    tokenizer = _tokenizer_of_documents(settings)
+    name_of = settings.tokenizer
+    tokenizer = None if name_of == "char" else build_tokenizer(name_of)
+    if tokenizer is None or tokenizer.eot_token is None:
+        fix = "use the tokenizer gpt2, or give one text file"
+        raise UserError(f"tokenizer {name_of} has no end-of-text token between documents: {fix}")
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")
     job = Job.below(root, settings)
@@ -87,16 +93,6 @@ def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, 
     units = plan_units(inputs, settings.text_field)
     found = dict(run_all(partial(content_of, settings), units, settings))
     return facts.get("contents") == digest([(unit.key, found[unit]) for unit in units], 64)
-
-
-def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
-    name = settings.tokenizer
-    tokenizer = None if name == "char" else build_tokenizer(name)
-    if tokenizer is None or tokenizer.eot_token is None:
-        fix = "use the tokenizer gpt2, or give one text file"
-        raise UserError(f"tokenizer {name} has no end-of-text token to separate documents: {fix}")
-    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
-    return tokenizer
 
 
 # ---- units ---------------------------------------------------------------------------------------
@@ -152,7 +148,8 @@ def _make(
     splits = _write_shards(assembly)
     contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)
     sizes = fingerprint(inputs, times=False)
-    save_inputs(folder / "new", inputs=target.wanted["inputs"], sizes=sizes, contents=contents)
+    facts = {"inputs": target.wanted["inputs"], "sizes": sizes, "contents": contents}
+    write_atomic(folder / "new" / INPUTS, json.dumps(facts).encode() + b"\n")
     recorded = settings.of_documents() | {
         "documents": int(assembly.documents.sum()),
         "skipped": sum(record.skipped for record in records.values()),
@@ -281,10 +278,18 @@ class Assembly:
         self.sha256 = digest.hexdigest()
 
     def _split_numbers(self, index: int, table: np.ndarray) -> np.ndarray:
-        """Return the number in SPLITS of each document's split, (documents,)."""
+        """Return the number in SPLITS of each document's split, int64 (documents,).
+
+        By hash, equal documents get the same split: validation text that is also trained on would
+        lower the validation loss.
+        """
         settings = self.settings
         if settings.split_by != "fraction":
-            return split_of(table["sha256"], settings.val_fraction, settings.test_fraction)
+            hashes = np.ascontiguousarray(table["sha256"]).view("<u8")[::4]  # first of four words
+            # hashes below 2**64: below the first border is val, below the second test
+            val, test = exact(settings.val_fraction), exact(settings.test_fraction)
+            first, second = (np.uint64(int(share * 2**64)) for share in (val, val + test))
+            return np.where(hashes < first, 1, np.where(hashes < second, 2, 0))
         lengths = table["tokens"].astype(np.int64)
         starts = self._before[index, 1] + np.cumsum(lengths) - lengths
         borders = [first for first, _ in self.splits.values()]
@@ -396,24 +401,3 @@ def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.
         places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
         found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))
     return np.concatenate(found)
-
-
-def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
-    """Return the number in SPLITS of each document's split, by the hash of its text.
-
-    Equal documents get the same split: validation text that is also trained on would lower the
-    validation loss.
-
-    Args:
-        digests: SHA-256 of the texts, S32, (documents,).
-        val_fraction: Share held out for validation.
-        test_fraction: Share held out for testing.
-
-    Returns:
-        int64, (documents,).
-    """
-    hashes = np.ascontiguousarray(digests).view("<u8")[::4]  # the first of four words
-    # hashes below 2**64: below the first border is val, below the second test
-    shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
-    val, test = (np.uint64(int(share * 2**64)) for share in shares)
-    return np.where(hashes < val, 1, np.where(hashes < test, 2, 0))

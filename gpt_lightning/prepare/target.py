@@ -65,7 +65,10 @@ class Target:
             _check_deletable(self.name, entries)
             return None
         try:
-            manifest = self._manifest()
+            if self.address:
+                manifest = Manifest.parse(self._read(MANIFEST), f"{self.address}/{MANIFEST}")
+            else:
+                manifest = load_manifest(self.out)
             missing = {shard.file for shard in manifest.shards()} - entries.keys()
             differences = [f"{min(missing)} missing"] if missing else self._differences(manifest)
         except UserError:
@@ -172,11 +175,6 @@ class Target:
             raise UserError(f"{self.out} is a file: choose another --out")
         return {path.name: {} for path in self.out.iterdir()} if self.out.exists() else {}
 
-    def _manifest(self) -> Manifest:
-        if not self.address:
-            return load_manifest(self.out)
-        return Manifest.parse(self._read(MANIFEST), f"{self.address}/{MANIFEST}")
-
     def _read(self, name: str) -> bytes:
         """Return the content of a file at the target; b"" if it is missing."""
         if self.address:
@@ -188,11 +186,6 @@ def _remote() -> ModuleType:
     from gpt_lightning.remote import files  # needs fsspec
 
     return files
-
-
-def save_inputs(folder: Path, **facts: str) -> None:
-    """Write what later runs compare: inputs, sizes and contents, digests of the inputs."""
-    write_atomic(folder / INPUTS, json.dumps(facts).encode() + b"\n")
 
 
 def _check_deletable(out: str, entries: dict[str, Any]) -> None:

@@ -223,7 +223,18 @@ def upload(content: Path | bytes, url: str, sha256: str | None = None) -> None:
                 system.pipe_file(temporary, content)
             else:
                 system.put_file(str(content), temporary)
-            _compare(system, temporary, content, sha256)
+            system.invalidate_cache()
+            if isinstance(content, Path):
+                size, found = content.stat().st_size, system.info(temporary)["size"]
+                if found != size:
+                    raise DamageError(f"sent {size:,} bytes, found {found:,}")
+            if sha256 is not None:
+                with system.open(temporary, "rb") as file:
+                    if is_local(system):
+                        os.fsync(file.fileno())
+                    back = hashlib.file_digest(file, "sha256").hexdigest()
+                if back != sha256:
+                    raise DamageError(f"sent SHA-256 {sha256}, read back {back}")
         except BaseException:
             with contextlib.suppress(Exception):
                 system.rm_file(temporary)
@@ -234,21 +245,6 @@ def upload(content: Path | bytes, url: str, sha256: str | None = None) -> None:
                 sync_folder(Path(parent))
 
     attempts(url, put, "write")
-
-
-def _compare(system: Any, path: str, content: Path | bytes, sha256: str | None) -> None:
-    system.invalidate_cache()
-    if isinstance(content, Path):
-        size, found = content.stat().st_size, system.info(path)["size"]
-        if found != size:
-            raise DamageError(f"sent {size:,} bytes, found {found:,}")
-    if sha256 is not None:
-        with system.open(path, "rb") as file:
-            if is_local(system):
-                os.fsync(file.fileno())
-            back = hashlib.file_digest(file, "sha256").hexdigest()
-        if back != sha256:
-            raise DamageError(f"sent SHA-256 {sha256}, read back {back}")
 
 
 def create(url: str, content: bytes) -> bool:

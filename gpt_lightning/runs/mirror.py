@@ -95,31 +95,28 @@ class Mirror:
         """
         self.failure = None
         try:
-            self._sync(run, kept)
+            for name in RUN_FILES:
+                if (run / name).exists():
+                    upload((run / name).read_bytes(), f"{self.url}/{name}")
+            here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
+            there = self.digests()
+            keep = kept(sort_saved(map(Path, here | there)))
+            for name, path in here.items():  # the newest first
+                digest, shards = (*folders.read_sidecar(path), ("", {}))[0]
+                if name in keep and shards:
+                    raise UserError(
+                        f"{path} is in shards, which are not copied: write it to one file with "
+                        f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
+                    )
+                if name in keep and digest and there.get(name) != digest:
+                    upload(path, f"{self.checkpoints}/{name}", digest)
+                    line = f"{digest}  {name}\n".encode("ascii")
+                    upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
+            for name in there.keys() - keep:
+                for file in (f"{name}{SIDECAR}", name):  # nobody reads the second without the first
+                    delete(f"{self.checkpoints}/{file}")
         except (UserError, OSError) as error:
             self.failure = str(error)
-
-    def _sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
-        for name in RUN_FILES:
-            if (run / name).exists():
-                upload((run / name).read_bytes(), f"{self.url}/{name}")
-        here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
-        there = self.digests()
-        keep = kept(sort_saved(map(Path, here | there)))
-        for name, path in here.items():  # the newest first
-            digest, shards = (*folders.read_sidecar(path), ("", {}))[0]
-            if name in keep and shards:
-                raise UserError(
-                    f"{path} is in shards, which are not copied: write it to one file with "
-                    f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
-                )
-            if name in keep and digest and there.get(name) != digest:
-                upload(path, f"{self.checkpoints}/{name}", digest)
-                line = f"{digest}  {name}\n".encode("ascii")
-                upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
-        for name in there.keys() - keep:
-            for file in (f"{name}{SIDECAR}", name):  # nobody reads the second without the first
-                delete(f"{self.checkpoints}/{file}")
 
     # ---- download ------------------------------------------------------------------------------
 

@@ -128,7 +128,12 @@ def check(
     Raises:
         UserError: A setting differs; the message has both values.
     """
-    check_tokens(theirs.tokenizer, ours.tokenizer, address)
+    a, b = theirs.tokenizer, ours.tokenizer  # None: a run without a TokenDataModule
+    if a is not None and b is not None and a != b:
+        raise UserError(
+            f"the checkpoint was trained on other tokens than those of {address} "
+            f"({a['name']} and {b['name']}, or other characters): use its own data"
+        )
     check_model(theirs, ours, fitting)
     changed = differences(theirs.hyperparameters(), ours.hyperparameters(), "model.")
     if not fitting:
@@ -147,15 +152,6 @@ def check(
     masks = ", with other dropout masks" if ours.config.dropout > 0 else ""
     inexact = differences(theirs.environment, ours.environment)
     return changed + [f"{d}: equal to rounding errors{masks}, not bit for bit" for d in inexact]
-
-
-def check_tokens(theirs: Fields | None, ours: Fields | None, address: str) -> None:
-    """Raise if two tokenizers differ; None: a run without a TokenDataModule."""
-    if theirs is not None and ours is not None and theirs != ours:
-        raise UserError(
-            f"the checkpoint was trained on other tokens than those of {address} "
-            f"({theirs['name']} and {ours['name']}, or other characters): use its own data"
-        )
 
 
 def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:

@@ -23,11 +23,6 @@ Convert = Callable[[str], Any]  # text -> value; raises ValueError for a text th
 PositiveFinite = restricted_number_type("PositiveFinite", float, [(">", 0), ("<", math.inf)])
 
 
-def no_field(args: Any) -> list[Values]:
-    """Fill no field: another option reads the value."""
-    return [{}]
-
-
 @dataclass(frozen=True)
 class Option:
     """An option of a bench.
@@ -37,7 +32,8 @@ class Option:
         default: Default value.
         help: Help text.
         read: Function from all parsed arguments to the fields that the option fills, one mapping
-            for each value. It raises UserError for a value that cannot be.
+            for each value. It raises UserError for a value that cannot be. By default the option
+            fills no field: another one reads its value.
         type: Type of the value; None: the text as it is; bool: a switch without a value.
         alias: Second name on the command line.
     """
@@ -45,7 +41,7 @@ class Option:
     name: str
     default: Any
     help: str
-    read: Read = no_field
+    read: Read = lambda args: [{}]
     type: Any = None
     alias: str = ""
 

@@ -384,12 +384,6 @@ def find_callback(trainer: Trainer, kind: type[CallbackT]) -> CallbackT | None:
     return next((c for c in run.callbacks if isinstance(c, kind)), None)
 
 
-def evaluation_batches(trainer: Trainer) -> list[int | float]:
-    """Return the batches of the current evaluation by loader."""
-    sanity = trainer.sanity_checking
-    return trainer.num_sanity_val_batches if sanity else trainer.num_val_batches
-
-
 def set_logged_steps(trainer: Trainer, steps: int) -> None:
     """Set Lightning's counter of steps for loggers.
 

@@ -138,7 +138,8 @@ class RunRecorder(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
-        sizes = steps.evaluation_batches(trainer)
+        sanity = trainer.sanity_checking
+        sizes = trainer.num_sanity_val_batches if sanity else trainer.num_val_batches
         for split, key, loader in (("train", "train/eval_loss", 1), ("val", "val/loss", 0)):
             if key in metrics:
                 loss, batches = float(metrics[key]), int(sizes[loader])
