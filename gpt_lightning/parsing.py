@@ -26,9 +26,11 @@ from gpt_lightning.removed import without_removed
 T = TypeVar("T")
 Seed = int
 TopP = float
+HalfOpen = float
 if not TYPE_CHECKING:
     Seed = restricted_number_type("SeedInt", int, [(">=", 0), ("<=", 2**32 - 1)])
     TopP = restricted_number_type("TopPFloat", float, [(">", 0), ("<=", 1)])
+    HalfOpen = restricted_number_type("HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)])
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"

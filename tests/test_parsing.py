@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, check_arguments, program
-from gpt_lightning.runs.settings import HalfOpenUnitInterval as Fraction
+from gpt_lightning.parsing import HalfOpen as Fraction
 
 
 class Settings:

@@ -108,7 +108,6 @@ def measure_row(row: Row) -> Values:
         raise SkippedError(f"the model has {row.shape[0]} blocks")
     device = prepare(row)
     memory_meter.limit_memory(device, row.memory_gib)
-    Path(row.folder).mkdir(parents=True, exist_ok=True)
     setting = (row.model, row.size, row.device, row.dtype, row.mode, row.blocks, row.batch)
     name = f"{'-'.join(map(str, setting))}-{row.context}.pickle".replace("/", "x")
     snapshot = Path(row.folder) / name if device.type == "cuda" else None

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.loss import mean_loss
 from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
 from gpt_lightning.tables.rows import Values
 
@@ -220,9 +221,7 @@ class CourseModel(nn.Module):
             else:
                 x = block(x)
         logits: Tensor = self.lm_head(self.transformer.ln_f(x))  # (B, T, V)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+        return logits if targets is None else mean_loss(logits, targets)
 
     def num_params(self, embeddings: bool = True) -> int:
         """Return the number of parameters.

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.huggingface import to_huggingface
+from gpt_lightning.model.loss import mean_loss
 from gpt_lightning.model.weights import SIZE_KEYS
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, Values
@@ -104,5 +104,4 @@ class Peer(nn.Module):
         assert not lacking.unexpected_keys, lacking
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model(idx, use_cache=False).logits  # (B, T, V)
-        return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+        return mean_loss(self.model(idx, use_cache=False).logits, targets)

@@ -203,7 +203,6 @@ class ProfiledBatches(timing.TimedBatches):
                 yield from repeat(self.batch, self.k)
                 synchronize(device)
                 profiler.step()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.path))
         self.averages = Averages(profiler.key_averages(), steps, bool(gpu))
         if not self.averages.kernels:

@@ -161,6 +161,5 @@ def import_model(
     checkpoint = {"state_dict": weights, "global_step": found.figures.get("step", 0)}
     checkpoint["pytorch-lightning_version"] = version("lightning")
     record.write(checkpoint)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_durable_checkpoint(checkpoint, path)
     print(f"wrote       {path}: {model.num_params():,} parameters from {found.source}")

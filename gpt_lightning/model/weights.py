@@ -193,11 +193,6 @@ def user_errors(problem: str) -> Iterator[None]:
 # ---- checkpoints of nanoGPT's train.py: https://github.com/karpathy/nanoGPT ----------------------
 
 
-def is_nanogpt(content: Any) -> bool:
-    """Return whether the content of a file of torch.save is nanoGPT's."""
-    return isinstance(content, dict) and content.keys() >= {"model", "model_args"}
-
-
 def read_nanogpt(path: Path, content: Fields) -> Pretrained:
     """Return the model of a checkpoint, without its tokenizer, which is no part of the file.
 

@@ -2,25 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from jsonargparse.typing import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    restricted_number_type,
-)
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import checked
+from gpt_lightning.parsing import HalfOpen, checked
 
-if TYPE_CHECKING:
-    HalfOpenUnitInterval = float
-else:
-    HalfOpenUnitInterval = restricted_number_type(
-        "HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)], docstring="float from 0 to below 1"
-    )
 Switch = bool | Literal["auto"]
 
 
@@ -83,9 +71,9 @@ class Settings:
     decay_steps: int | None = None
     weight_decay: NonNegativeFloat = 0.1
     decay: Literal["matrices", "all"] = "matrices"
-    betas: tuple[HalfOpenUnitInterval, HalfOpenUnitInterval] = (0.9, 0.95)
+    betas: tuple[HalfOpen, HalfOpen] = (0.9, 0.95)
     muon_learning_rate: PositiveFloat = 0.02
-    muon_momentum: HalfOpenUnitInterval = 0.95
+    muon_momentum: HalfOpen = 0.95
     freeze: tuple[str, ...] = ()
     learning_rate_factors: dict[str, PositiveFloat] | None = None
     lora_rank: PositiveInt | None = None

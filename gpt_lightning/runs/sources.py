@@ -21,7 +21,6 @@ from gpt_lightning.model.weights import (
     Pretrained,
     Weights,
     check_shape,
-    is_nanogpt,
     nanogpt_meta_files,
     read_nanogpt,
 )
@@ -52,7 +51,7 @@ def read_source(
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
-    if is_nanogpt(content):
+    if isinstance(content, dict) and content.keys() >= {"model", "model_args"}:
         return with_tokenizer(read_nanogpt(path, content), nanogpt_meta_files(path, content))
     if isinstance(content, dict) and "shards" in content:
         from gpt_lightning.runs.shards import read_shards  # most models are in one file

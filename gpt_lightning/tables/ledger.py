@@ -34,7 +34,6 @@ class Ledger:
     def append(self, key: Values, row: Values) -> None:
         """Write a row, on a new line if the last line is torn."""
         line = json.dumps({"configuration": key, "measured": row}) + "\n"
-        self.folder.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, 2)

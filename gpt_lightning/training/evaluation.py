@@ -1,5 +1,7 @@
 """Evaluations: mean losses over batches and ranks, without waiting for the device."""
 
+from collections.abc import Callable
+
 import torch
 from lightning import LightningModule
 from lightning.pytorch.strategies import Strategy
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.training import steps
 from gpt_lightning.training.datamodule import token_data
 
@@ -28,7 +31,7 @@ class Evaluation:
         tokens = (y != IGNORE_INDEX).sum()
         loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
         self.positions += y.numel() if loader == 0 else 0
-        loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        loss = loss.to(sum_dtype(loss.dtype))
         while len(self.sums) <= loader:
             self.sums.append(loss.new_zeros(2))
         self.sums[loader] += torch.stack([loss * tokens, tokens.to(loss.dtype)])
@@ -65,17 +68,17 @@ class EvaluatedModule(LightningModule):
     """LightningModule that logs the loss of a split; a subclass has the model.
 
     Attributes:
+        _evaluate: Function of tokens and targets, (B, T) each, to the loss; without targets to the
+            logits, (B, T, V).
         last_loss: Mean loss of the last step on this rank; None before the first.
     """
+
+    _evaluate: Callable[..., Tensor]
 
     def __init__(self) -> None:
         super().__init__()
         self._evaluation = Evaluation()
         self.last_loss: Tensor | None = None
-
-    def _evaluate(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
-        raise NotImplementedError
 
     def on_validation_epoch_start(self) -> None:
         self._evaluation = Evaluation()
@@ -92,7 +95,7 @@ class EvaluatedModule(LightningModule):
         """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
         x, y = batch
         logits = self._evaluate(x)  # (B, T, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(sum_dtype(logits.dtype))
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     def on_validation_epoch_end(self) -> None:

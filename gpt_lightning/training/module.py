@@ -245,7 +245,8 @@ class GPTModule(EvaluatedModule):
     # ---- update --------------------------------------------------------------------------------
 
     @property
-    def _decay_steps(self) -> int:
+    def decay_steps(self) -> int:
+        """Optimizer step at which the decay of the learning rate ends."""
         decay_steps = self.settings.decay_steps
         return self.trainer.max_steps if decay_steps is None else decay_steps
 
@@ -273,7 +274,7 @@ class GPTModule(EvaluatedModule):
 
     def learning_rate_at(self, step: int, peak: float) -> float:
         """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
-        return optim.learning_rate(step, self.settings, self._decay_steps, peak)
+        return optim.learning_rate(step, self.settings, self.decay_steps, peak)
 
     def _schedules(self) -> bool:
         """Return whether the rates are ours: not of another author's optimizer or scheduler."""
@@ -410,7 +411,7 @@ class GPTModule(EvaluatedModule):
             config=self.config,
             settings=self.settings,
             network=None if self.network is None else self.network.record(),
-            run_identity=run_identity(self.trainer, self.run_seed(), self._decay_steps),
+            run_identity=run_identity(self.trainer, self.run_seed(), self.decay_steps),
             environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
             spikes={} if self._spikes is None else self._spikes.state(),
             micro_batches=steps.unfinished_micro_batches(self.trainer),

@@ -136,11 +136,11 @@ class RunCheckpoint(steps.StepCallback):
             if self._mirror is not None:
                 self._mirror.set_aside(trainer.global_step)
 
-    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if steps.at_step_boundary(trainer):
             steps.set_logged_steps(trainer, trainer.global_step)
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         every = self.every_n_steps
         if steps.at_step_boundary(trainer):
             self._loss = None

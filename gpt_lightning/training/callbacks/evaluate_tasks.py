@@ -56,7 +56,7 @@ class EvaluateTasks(steps.StepCallback):
         for task in self._tasks if trainer.is_global_zero else ():
             print(*(f"evaluation  {task.name}: {note}\n" for note in task.notes), sep="", end="")
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         every = self.settings.every_n_steps
         if every is not None and steps.at_step_boundary(trainer):
             self._due |= trainer.global_step % every == 0

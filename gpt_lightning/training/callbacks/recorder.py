@@ -199,8 +199,6 @@ class TokenLosses(BasePredictionWriter):
             print(f"fast_dev_run: no file of {text}")
             return
         path = (steps.run_folder(trainer) or Path()) / LOSSES_FILE
-        with explained("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacement(path) as temporary, temporary.open("wb") as file:
-                np.save(file, losses)
+        with explained("write", path), replacement(path) as temporary, temporary.open("wb") as file:
+            np.save(file, losses)
         print(f"{path}: {text}")

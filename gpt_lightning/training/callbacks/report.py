@@ -80,8 +80,8 @@ class RunReport(Callback):
         assert isinstance(pl_module, GPTModule)
         self.trained = True
         if trainer.is_global_zero:
-            schedule, validation = unfinished_schedule(trainer, pl_module), none_due(trainer)
-            print_facts(pl_module, {"schedule": schedule, "validation": validation})
+            schedule = unfinished_schedule(pl_module, total_steps(trainer))
+            print_facts(pl_module, {"schedule": schedule, "validation": none_due(trainer)})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -148,11 +148,10 @@ def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> d
     return {"speed": speed, "time": f"{sum(seconds.values()):.1f} s: {parts}"}
 
 
-def unfinished_schedule(trainer: Trainer, module: GPTModule) -> str:
-    """Return that the run ends before its schedule does, or an empty string."""
-    settings, total = module.settings, total_steps(trainer)
-    decay_steps = trainer.max_steps if settings.decay_steps is None else settings.decay_steps
-    end = max(settings.warmup_steps, decay_steps)
+def unfinished_schedule(module: GPTModule, total: int) -> str:
+    """Return that a run of `total` steps ends before its schedule does, or an empty string."""
+    settings = module.settings
+    end = max(settings.warmup_steps, module.decay_steps)
     if settings.schedule == "constant" or not 0 < total < end:
         return ""
     where = f"before the {settings.schedule} decay's end at {end:,}"
@@ -259,7 +258,7 @@ class StepProgress(ProgressBar):
                 bar_format="{desc}{remaining} left" + " {bar}" * terminal,
             )
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         step, bar, now = trainer.global_step, self._bar, time.monotonic()
         if step == self._step or bar is None:
             return

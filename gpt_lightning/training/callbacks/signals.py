@@ -52,12 +52,6 @@ class StopSignals(steps.StepCallback):
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._agreed = 0  # signal that any rank has received
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._listen(trainer)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._listen(trainer)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
         if main and not steps.is_fitting(trainer):  # nothing to save
@@ -65,7 +59,7 @@ class StopSignals(steps.StepCallback):
 
     on_test_start = on_predict_start = on_validation_start
 
-    def _listen(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.
 
         Lightning has stored the program's own handlers, and restores them at the end.
@@ -79,6 +73,8 @@ class StopSignals(steps.StepCallback):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, self._requeue_signal):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._on_signal)
+
+    on_sanity_check_start = on_train_start
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

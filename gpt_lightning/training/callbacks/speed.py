@@ -132,7 +132,7 @@ class SpeedMonitor(StepCallback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.before_validation(trainer)  # a sanity check, or one in the middle of a step
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
             self._enter(trainer, "validation")
 
@@ -172,7 +172,7 @@ class SpeedMonitor(StepCallback):
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if not self._training:
             self._training = "compile and warm-up" if self.warmup_steps else "train"
         self._continue_step(trainer)
