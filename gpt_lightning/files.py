@@ -1,6 +1,5 @@
 """Files and folders that appear complete or not at all, and locks."""
 
-import contextlib
 import csv
 import errno
 import functools
@@ -12,6 +11,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ CHECK_DISK = "check the disk's space and permissions, or choose another folder"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
-@contextlib.contextmanager
+@contextmanager
 def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[None]:
     """Turn an OSError (full disk, no permission) into a UserError: action, path, reason, fix."""
     try:
@@ -57,7 +57,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         write_durable(temporary, content)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacement(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; its file takes that name if the body succeeds.
 
@@ -85,7 +85,7 @@ def sync_folder(folder: Path) -> None:
         if sys.platform == "darwin":
             import fcntl  # absent on Windows
 
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     finally:
         os.close(descriptor)
@@ -103,7 +103,7 @@ def write_durable(path: Path, content: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
+@contextmanager
 def workspace(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out`, on the same file system."""
     folder = temporary_path(out)
@@ -155,7 +155,7 @@ def move_into_place(folder: Path, out: Path, overwrite: bool) -> bool:
         False if another process has written `out` meanwhile.
     """
     if overwrite:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.rename(out, folder / "old")  # deleted with the workspace
     try:
         os.rename(folder / "new", out)
@@ -237,7 +237,7 @@ def yaml_beside(module: str | Path, name: str = "") -> Any:
 # ---- locks -------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(
     path: Path, on_wait: Callable[[], None] = lambda: None, poll_s: float = 0.05
 ) -> Iterator[None]:
@@ -272,7 +272,7 @@ def locked(
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # Windows deletes it at the release
+        with suppress(OSError):  # Windows deletes it at the release
             path.unlink()
         lock.release()  # nothing, if it is not held
 

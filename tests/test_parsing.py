@@ -8,8 +8,8 @@ import pytest
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, check_arguments, program
 from gpt_lightning.parsing import HalfOpen as Fraction
+from gpt_lightning.parsing import OneLineParser, check_arguments, program
 
 
 class Settings:

@@ -15,7 +15,6 @@ sequences of a step.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -29,7 +28,7 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.steps import LESS_MEMORY, StepShape, largest_divisor, options_for
+from gpt_lightning.training.steps import LESS_MEMORY, largest_divisor, options_for
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
@@ -81,10 +80,23 @@ def run(argv: list[str]) -> int:
     largest = 0
     try:
         largest, refused = search(enough, most, first)
-        lines = findings(sweep.rows, largest, refused, step, config)
     except TrialError as error:
         fix = "not for lack of memory; correct the cause, then continue with --resume"
         lines = [f"stopped     {error}, {fix}"]
+    else:
+        row = sweep.rows[0]
+        lines = [f"not one sequence fits ({row.status}, {row.note}): try {LESS_MEMORY}"]
+    if largest:
+        refusal = f"; {refused} does not" if refused else ""
+        fitting = [row for row in sweep.rows if row.status == "ok"]
+        fastest = max(fitting, key=lambda row: row.tokens_per_sec)
+        batch, tokens = largest_divisor(step.sequences, largest), step.block_size
+        lines = [
+            f"largest     {largest} sequences x {tokens} tokens per micro-batch fit{refusal}",
+            f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
+            f"settings    {' '.join(options_for(step, batch, config.data, config.trainer))}",
+            f"step        {step.with_batch_size(batch)}",
+        ]
     print("\n" + "\n".join(lines))
     sweep.report(lines)
     sweep.print_files()
@@ -116,26 +128,6 @@ def search(fits: Callable[[int], bool], most: int, first: int = 1) -> tuple[int,
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good, bad
-
-
-# ---- the configuration ---------------------------------------------------------------------------
-
-
-def findings(
-    rows: list[Row], largest: int, refused: int | None, step: StepShape, config: Any
-) -> list[str]:
-    """Return the findings, a line each: the largest batch, the fastest, and the settings."""
-    if largest == 0:
-        return [f"not one sequence fits ({rows[0].status}, {rows[0].note}): try {LESS_MEMORY}"]
-    refusal = f"; {refused} does not" if refused else ""
-    fastest = max((row for row in rows if row.status == "ok"), key=lambda r: r.tokens_per_sec)
-    batch = largest_divisor(step.sequences, largest)
-    return [
-        f"largest     {largest} sequences x {step.block_size} tokens per micro-batch fit{refusal}",
-        f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
-        f"settings    {' '.join(options_for(step, batch, config.data, config.trainer))}",
-        f"step        {step.with_batch_size(batch)}",
-    ]
 
 
 # ---- in the trial's own process ------------------------------------------------------------------

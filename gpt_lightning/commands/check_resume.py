@@ -73,8 +73,19 @@ def doctor(
         finish([*command, "--run_name=alone"])
         print("left alone: done", flush=True)
         rng, killed = random.Random(seed), [*command, "--run_name=killed", "--resume=auto"]
-        for number in range(kills):
-            kill_once(killed, folder / KILLED, rng, steps, number)
+        run, silent = folder / KILLED, subprocess.DEVNULL
+        for number in range(1, kills + 1):  # some steps later, each time
+            target = last_step(run) + rng.randint(1, max(1, steps // 3))
+            with subprocess.Popen(killed, stdout=silent, stderr=silent) as process:
+                try:
+                    while process.poll() is None and last_step(run) < target:
+                        time.sleep(0.005)
+                    time.sleep(rng.random() * 0.05)
+                finally:
+                    process.kill()
+            if process.returncode > 0:
+                finish(killed)  # fails again, with its error
+            print(f"kill {number}: after step {last_step(run)}", flush=True)
         finish(killed)
         found = compare(folder / ALONE, folder / KILLED)
     for what, equal in found.items():
@@ -109,21 +120,6 @@ def finish(command: list[str]) -> None:
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise UserError(f"fit failed: {last[0].removeprefix('error: ')}")
-
-
-def kill_once(command: list[str], run: Path, rng: random.Random, steps: int, number: int) -> None:
-    """Start or resume the second run, and kill it some steps later."""
-    target, silent = last_step(run) + rng.randint(1, max(1, steps // 3)), subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=silent, stderr=silent) as process:
-        try:
-            while process.poll() is None and last_step(run) < target:
-                time.sleep(0.005)
-            time.sleep(rng.random() * 0.05)
-        finally:
-            process.kill()
-    if process.returncode > 0:
-        finish(command)  # fails again, with its error
-    print(f"kill {number + 1}: after step {last_step(run)}", flush=True)
 
 
 def last_step(run: Path) -> int:

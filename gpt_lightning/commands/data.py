@@ -70,7 +70,10 @@ def data(
         print(f"\nno text and no documents, tokens as numbers only: {error}")
     print_tables(manifest, lengths_of(path, manifest, tokenizer))
     if length:
-        print_peek(TokenStream(path, manifest, chosen), chosen, tokenizer, offset, length)
+        length = min(length, n_tokens - offset)
+        tokens = TokenStream(path, manifest, chosen).windows(np.array([offset]), length)[0]
+        print(f"\n{chosen}, tokens {offset:,} to {offset + length - 1:,}:")
+        print(visible(tokenizer.decode(tokens)) if tokenizer else " ".join(map(str, tokens)))
 
 
 def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
@@ -104,16 +107,6 @@ def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
     print_table([("file", "tokens", "SHA-256"), *files[:MAX_SHARD_ROWS]])
     if (rest := len(files) - MAX_SHARD_ROWS) > 0:
         print(f"and {rest:,} more")
-
-
-def print_peek(
-    stream: TokenStream, split: str, tokenizer: Tokenizer | None, offset: int, length: int
-) -> None:
-    """Print the text of some tokens, or the tokens themselves without a tokenizer."""
-    length = min(length, len(stream) - offset)
-    tokens = stream.windows(np.array([offset]), length)[0]
-    print(f"\n{split}, tokens {offset:,} to {offset + length - 1:,}:")
-    print(visible(tokenizer.decode(tokens)) if tokenizer else " ".join(map(str, tokens)))
 
 
 def visible(text: str) -> str:

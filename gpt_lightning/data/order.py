@@ -5,9 +5,9 @@ token. A split of n tokens holds (n - 1) // T whole windows, which tile it acros
 No function depends on ranks, workers or earlier reads.
 """
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -174,7 +174,7 @@ class WindowOrder:
                 last = np.searchsorted(layout.ends, end, side="left")
                 yield layout.shards[np.searchsorted(layout.ends, begin, side="right") : last + 1]
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 orders are small
+    @lru_cache(maxsize=4)  # noqa: B019 orders are small
     def _layout(self, epoch: int) -> _Layout:
         # a window is of the shard that has its middle
         middle = self._offset(epoch) + self.block_size // 2
@@ -191,7 +191,7 @@ class WindowOrder:
         block_ends = np.concatenate([[0], ends])[last_shards]
         return _Layout(shards, block_ends, ends, firsts[shards + 1])
 
-    @functools.cached_property
+    @cached_property
     def _begins(self) -> np.ndarray:
         """Number of the first token of each shard, and n_tokens; int64 (shards + 1,)."""
         return np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
@@ -223,7 +223,7 @@ def _neighbours(key: Key, n: int, places: np.ndarray) -> np.ndarray:
     return found[places - runs[0] * RUN]
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _permuted_run(key: Key, n: int, run: int) -> np.ndarray:
     return permuted(key, n, np.arange(run * RUN, min((run + 1) * RUN, n)))
 
@@ -245,7 +245,7 @@ def splitmix64(words: np.ndarray) -> np.ndarray:
     return words ^ words >> np.uint64(31)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _round_keys(key: Key) -> np.ndarray:
     return np.random.SeedSequence(list(key)).generate_state(6, np.uint64)
 
@@ -255,6 +255,6 @@ def generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(list(key)))
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache(maxsize=8)
 def _permutation(key: Key, n: int) -> np.ndarray:
     return generator(*key).permutation(n)

@@ -55,8 +55,7 @@ class Metric:
 
 def accuracy(protocol: str, name: str, hits: Sequence[bool]) -> Metric:
     """Return the share of hits, and its standard error from the sample's standard deviation."""
-    deviation = statistics.stdev(map(float, hits)) if len(hits) > 1 else None
-    stderr = None if deviation is None else deviation / math.sqrt(len(hits))
+    stderr = statistics.stdev(map(float, hits)) / math.sqrt(len(hits)) if len(hits) > 1 else None
     return Metric(protocol, name, statistics.fmean(hits), stderr)
 
 

@@ -35,7 +35,22 @@ def run_all(
     elif workers <= 1:  # this process suffices
         yield from ((unit, function(unit)) for unit in units)
     else:
-        yield from _processes(function, units, workers)
+        # spawn: a fork would copy the locks of threads in any state.
+        context = multiprocessing.get_context("spawn")
+        others = multiprocessing.active_children()
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
+        try:
+            yield from _completed({pool.submit(function, unit): unit for unit in units})
+        except BrokenProcessPool as error:
+            reason = f"one of {workers} worker processes was killed, perhaps for lack of memory"
+            raise UserError(f"{reason}: try fewer --workers; {AGAIN}") from error
+        except BaseException:
+            # Do not wait: a unit may take minutes, and an incomplete part is not used.
+            for child in set(multiprocessing.active_children()).difference(others):
+                child.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def check_main_guard() -> None:
@@ -50,30 +65,6 @@ def _completed(futures: Mapping[Future[R], T]) -> Iterator[tuple[T, R]]:
     """Yield units and their results as they complete."""
     for future in as_completed(futures):
         yield futures[future], future.result()
-
-
-# ---- processes -----------------------------------------------------------------------------------
-
-
-def _processes(
-    function: Callable[[T], R], units: Sequence[T], workers: int
-) -> Iterator[tuple[T, R]]:
-    # spawn: a fork would copy the locks of threads in any state.
-    context = multiprocessing.get_context("spawn")
-    others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
-    try:
-        yield from _completed({pool.submit(function, unit): unit for unit in units})
-    except BrokenProcessPool as error:
-        reason = f"one of {workers} worker processes was killed, perhaps for lack of memory"
-        raise UserError(f"{reason}: try fewer --workers; {AGAIN}") from error
-    except BaseException:
-        # Do not wait: a unit may take minutes, and an incomplete part is not used.
-        for child in set(multiprocessing.active_children()).difference(others):
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin_worker() -> None:

@@ -31,7 +31,7 @@ from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
-from gpt_lightning.prepare.target import INPUTS, Target
+from gpt_lightning.prepare.target import INPUTS, Made, Target
 from gpt_lightning.prepare.units import (
     Job,
     Piece,
@@ -129,7 +129,7 @@ def _make_units(job: Job, units: Sequence[Unit]) -> dict[Unit, Record]:
 
 def _make(
     job: Job, inputs: Sequence[Input], name: str, target: Target, tokenizer: Tokenizer
-) -> tuple[Manifest, bool]:
+) -> Made:
     """Make the missing units and shards, and deliver the dataset."""
     settings, units = job.settings, plan_units(inputs, job.settings.text_field)
     if settings.merge and (missing := _missing(job, units)):

@@ -20,6 +20,7 @@ from gpt_lightning.files import explained, locked, move_into_place, temporary_pa
 # wherever and whenever they were copied.
 INPUTS = ".inputs.json"
 OTHER_INPUTS = "other inputs (by their names, sizes and times)"
+Made = tuple[Manifest, bool]  # dataset, and whether it was made now
 UPLOADS = 4  # files that are uploaded at a time
 
 
@@ -98,7 +99,7 @@ class Target:
         touched = differences == [OTHER_INPUTS] and not self.overwrite and inputs
         return [] if touched and self.has_contents(inputs) else differences
 
-    def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
+    def make_once(self, make: Callable[[], Made]) -> Made:
         """Return the dataset at the target, and whether it was made now.
 
         Args:
@@ -123,7 +124,7 @@ class Target:
                         return make()
         return there, False
 
-    def deliver(self, folder: Path, manifest: Manifest) -> tuple[Manifest, bool]:
+    def deliver(self, folder: Path, manifest: Manifest) -> Made:
         """Write the manifest into `folder`/new, and move that to `out`, or upload it.
 
         Returns:

@@ -21,7 +21,7 @@ from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text,
 from gpt_lightning.prepare.inputs import BOM, is_object
 from gpt_lightning.prepare.pipeline import begin_dataset, check_size
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.target import Target
+from gpt_lightning.prepare.target import Made, Target
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
@@ -147,9 +147,7 @@ class Stream:
 # ---- from text to shards -------------------------------------------------------------------------
 
 
-def prepare_one_text(
-    source: Path, name: str, target: Target, settings: Settings
-) -> tuple[Manifest, bool]:
+def prepare_one_text(source: Path, name: str, target: Target, settings: Settings) -> Made:
     """Tokenize a text file into a folder that appears complete or not at all.
 
     The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
@@ -192,7 +190,7 @@ def prepare_one_text(
     target.wanted.update({"SHA-256 of the text": survey.sha256, "format": settings.format})
     target.wanted.update(settings.of_text())
 
-    def make() -> tuple[Manifest, bool]:
+    def make() -> Made:
         with workspace(target.out.resolve()) as folder:
             return target.deliver(folder, _write(source, survey, origin, settings, folder / "new"))
 

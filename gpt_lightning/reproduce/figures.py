@@ -23,6 +23,8 @@ from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.rows import RESULTS, Console, Verdict, column, row_type, write_report
 
+Figure = dict[str, str]  # row of reference/figures.csv
+Outcome = tuple[str, str, str]  # ours, verdict, note
 FigureRow = row_type("figure theirs ours verdict note", figure=column("figure", width=46))
 
 
@@ -46,7 +48,7 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
     return int(any(row.verdict == Verdict.FAILED for row in rows))
 
 
-def bench_of(figure: dict[str, str]) -> tuple[str, str, str]:
+def bench_of(figure: Figure) -> Outcome:
     """Return a measurement of `bench`, or the command that makes it on the report's GPU."""
     command, device = f"gpt-lightning bench {figure['command']}", figure["device"]
     if device and not torch.cuda.is_available():
@@ -60,7 +62,7 @@ def bench_of(figure: dict[str, str]) -> tuple[str, str, str]:
     return ours, verdict, note
 
 
-def compare(found: str | float, figure: dict[str, str]) -> tuple[str, str, str]:
+def compare(found: str | float, figure: Figure) -> Outcome:
     """Return a word, or a number with its bounds, and the verdict."""
     if isinstance(found, str):
         return found, Verdict.OK if found == figure["published"] else Verdict.FAILED, ""
@@ -71,7 +73,7 @@ def compare(found: str | float, figure: dict[str, str]) -> tuple[str, str, str]:
     return f"{found:.6g}", Verdict.OK if fits else Verdict.FAILED, bounds
 
 
-def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
+def loss_of(figure: Figure) -> Outcome:
     """Return the mean loss of a model on all tokens of data/openwebtext, split `val`."""
     # This raises an error before a download of gigabytes.
     TokenDataset("openwebtext", Path("data"), cache_limit_gb=20.0)

@@ -34,7 +34,6 @@ from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, 
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-TABLES = ("rungs", "losses", "settings")  # attributes of CaseRun
 # one published loss and ours; without a verdict if ours is of fewer batches than theirs
 LossRow = row_type(
     "rung step:d split theirs:.6f ours:.6f difference:+.6f tolerance:g verdict step_ms:,.1f "
@@ -202,7 +201,8 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        tables: dict[str, Sequence[Row]] = {name: getattr(self, name) for name in TABLES}
+        tables: dict[str, Sequence[Row]] = {"rungs": self.rungs, "losses": self.losses}
+        tables["settings"] = self.settings
         notes, pictures = [f"Theirs: {self.case.source}."], [PICTURE] if self.losses else []
         write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)
         if self.losses:

@@ -64,13 +64,11 @@ BreakRow = row_type(
 
 def compare_settings(rung: Rung, ours: Fields) -> list[Row]:
     """Return a row for each setting of the published run that was read from ours."""
-    read = (
-        (name, text(value), text(ours[name])) for name, value in rung.theirs.items() if name in ours
-    )
-    return [
-        SettingRow(rung.name, name, a, b, Verdict.OK if a == b else Verdict.FAILED)
-        for name, a, b in read
-    ]
+    rows = []
+    for name in filter(ours.__contains__, rung.theirs):
+        a, b = text(rung.theirs[name]), text(ours[name])
+        rows.append(SettingRow(rung.name, name, a, b, Verdict.OK if a == b else Verdict.FAILED))
+    return rows
 
 
 def text(value: Any) -> str:

@@ -64,6 +64,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
     panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
     axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
+    bars = axes["phases"]
     kinds = sorted({name for run in runs.values() for name, *_ in run.get("phases", ())})
     for i, (label, run) in enumerate(runs.items()):
         # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
@@ -81,19 +82,19 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
             phases = [phase[1:] for phase in run.get("phases", ()) if phase[0] == kind]
             spans = [(begin / 60, length / 60) for begin, length in phases]
             look = {"color": f"C{(len(runs) + k) % 10}", "label": kind if not i else ""}
-            axes["phases"].broken_barh(spans, (-i - 0.4, 0.8), **look)
+            bars.broken_barh(spans, (-i - 0.4, 0.8), **look)
     for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
         axes[name].set(xlabel=title, ylabel="loss (nats per token)")
     axes["time"].set(ylabel="loss (nats per token)")
     axes["rate"].set(ylabel="tokens/s", ylim=(0, None))
-    axes["phases"].set_xlabel("wall time (minutes); bars: no training")
-    axes["phases"].set_yticks(range(0, -len(runs), -1))
+    bars.set_xlabel("wall time (minutes); bars: no training")
+    bars.set_yticks(range(0, -len(runs), -1))
     for name in ("rate", "phases"):
         axes[name].sharex(axes["time"])
     for panel in axes.values():
         panel.grid(alpha=0.3)
         panel.yaxis.set_major_formatter("{x:,.6g}")
-    for i, tick in enumerate(axes["phases"].set_yticklabels(["■"] * len(runs))):
+    for i, tick in enumerate(bars.set_yticklabels(["■"] * len(runs))):
         tick.set_color(f"C{i % 10}")
     figure.suptitle("thin: training loss; thick: validation loss; dashed: published")
     figure.legend(loc="outside lower center", fontsize="small")

@@ -41,9 +41,8 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
         if loader is not None:
             loader.load_state_dict(FIRST_BATCH)
         return theirs.record
-    if fitting and any(
-        isinstance(c, LearningRateFinder | BatchSizeFinder) for c in trainer.callbacks
-    ):
+    finders = (LearningRateFinder, BatchSizeFinder)
+    if fitting and any(isinstance(callback, finders) for callback in trainer.callbacks):
         raise UserError(
             "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
             "model.learning_rate and data.batch_size to what they found, and resume without them"

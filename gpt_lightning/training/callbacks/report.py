@@ -28,6 +28,7 @@ from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
 LINE_S = 60.0  # longest time between two lines of training
+Facts = dict[str, str]  # name -> text of a line
 METRICS = {
     "train/loss": "loss {:.4f}",
     "perf/step_ms": "{:.1f} ms/step",
@@ -49,7 +50,7 @@ class RunReport(Callback):
         if trainer.is_global_zero:
             print_facts(pl_module, self._banner(trainer, pl_module))
 
-    def _banner(self, trainer: Trainer, module: GPTModule) -> dict[str, str]:
+    def _banner(self, trainer: Trainer, module: GPTModule) -> Facts:
         config, settings, data = module.config, module.settings, token_data(trainer)
         assert data is not None
         compiled, why = module.compiles
@@ -100,7 +101,7 @@ class RunReport(Callback):
 
     on_test_end = on_validation_end
 
-    def _summary(self, trainer: Trainer, module: GPTModule) -> dict[str, str]:
+    def _summary(self, trainer: Trainer, module: GPTModule) -> Facts:
         metrics, checkpoint = trainer.callback_metrics, find_callback(trainer, RunCheckpoint)
         losses = [
             f"{key} {float(metrics[key]):.4f}{evaluated_part(metrics, key.partition('/')[0])}"
@@ -124,7 +125,7 @@ class RunReport(Callback):
         return facts
 
 
-def print_facts(module: LightningModule, facts: dict[str, str], wrap: bool = True) -> None:
+def print_facts(module: LightningModule, facts: Facts, wrap: bool = True) -> None:
     """Print a line for each fact that is not empty, above the progress bar.
 
     `wrap` breaks it at a terminal's width.
@@ -135,7 +136,7 @@ def print_facts(module: LightningModule, facts: dict[str, str], wrap: bool = Tru
     sys.stdout.flush()
 
 
-def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> dict[str, str]:
+def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> Facts:
     """Return the run's speed, and the wall seconds by phase."""
     seconds, (steps, stalls) = monitor.seconds(), monitor.steps()
     parts, speed = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items()), ""
