@@ -30,8 +30,8 @@ from gpt_lightning.bench.step import Training, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values
-from gpt_lightning.tables.sweep import Bench, Tables
+from gpt_lightning.tables.rows import Row, Tables, Values
+from gpt_lightning.tables.sweep import Bench
 
 CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup")
 

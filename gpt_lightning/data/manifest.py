@@ -33,6 +33,8 @@ VERSION = 1
 CHECK_READ = "check its permissions and the disk"
 GPT2_VOCAB_SIZE = 50257
 DTYPE = "uint16"  # all other programs have it
+Sizes = dict[str, int | None]  # bytes of files by name; None: unknown
+Heads = Callable[[Sequence[str]], Iterable[bytes]]  # names -> first HEAD_BYTES of each file
 SPLITS = ("train", "val", "test")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
@@ -186,7 +188,7 @@ def detect_dataset(folder: Path) -> Manifest:
         raise UserError(f"{folder} is a file; give the folder of a dataset")
     with explained("read", folder, "check its permissions"):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    sizes: dict[str, int | None] = {path.name: path.stat().st_size for path in entries}
+    sizes: Sizes = {path.name: path.stat().st_size for path in entries}
     names = list(filter(_match, sizes))
     if not names:
         raise UserError(
@@ -204,9 +206,7 @@ def detect_dataset(folder: Path) -> Manifest:
     return _detected(str(folder), names, names, sizes, heads, characters, repair_hint(folder))
 
 
-def remote_dataset(
-    url: str, sizes: dict[str, int | None], heads: Callable[[Sequence[str]], Iterable[bytes]]
-) -> Manifest:
+def remote_dataset(url: str, sizes: Sizes, heads: Heads) -> Manifest:
     """Return a manifest for a URL that has none, as detect_dataset does for a folder.
 
     Sizes are the listing's, and the first and the last header are compared with them; where the
@@ -247,8 +247,8 @@ def _detected(
     where: str,
     names: Sequence[str],
     asked: Sequence[str],
-    sizes: dict[str, int | None],
-    heads: Callable[[Sequence[str]], Iterable[bytes]],
+    sizes: Sizes,
+    heads: Heads,
     characters: str | None,
     hint: str,
 ) -> Manifest:

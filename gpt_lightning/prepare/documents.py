@@ -33,6 +33,7 @@ MAGICS = (
 )
 RECODE = "if it is UTF-16, convert it with iconv -f utf-16le (or utf-16be) -t utf-8"
 Place = Callable[[], str]  # returns file and line, which takes time
+Contents = Iterator[tuple[Any, Place]]  # of each document, and its place
 
 
 class BadDocument(Exception):
@@ -88,7 +89,7 @@ class Documents:
             else:
                 yield text, where
 
-    def contents(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[Any, Place]]:
+    def contents(self, entry: Input, start: int, stop: int | None) -> Contents:
         """Yield the bytes of each document of a part of a file, with its place, undecoded."""
         with explained_input(entry), open_input(entry) as file:
             if entry.kind == "parquet":
@@ -147,9 +148,7 @@ class Documents:
         return text
 
 
-# ---- contents of files: of each document, and the function that returns its place ---------------
-
-Contents = Iterator[tuple[Any, Place]]
+# ---- contents of files ---------------------------------------------------------------------------
 
 
 def _whole(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:

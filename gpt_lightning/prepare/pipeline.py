@@ -61,11 +61,11 @@ def prepare_documents(
             is full, or units are missing for a merge.
     """
     check_main_guard()
-    name_of = settings.tokenizer
-    tokenizer = None if name_of == "char" else build_tokenizer(name_of)
+    chosen = settings.tokenizer
+    tokenizer = None if chosen == "char" else build_tokenizer(chosen)
     if tokenizer is None or tokenizer.eot_token is None:
         fix = "use the tokenizer gpt2, or give one text file"
-        raise UserError(f"tokenizer {name_of} has no end-of-text token between documents: {fix}")
+        raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")

@@ -28,7 +28,7 @@ from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, Verdict, column, row_type, write_report
+from gpt_lightning.tables.rows import Console, Row, Tables, Verdict, column, row_type, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
@@ -201,7 +201,7 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        tables: dict[str, Sequence[Row]] = {"rungs": self.rungs, "losses": self.losses}
+        tables: Tables = {"rungs": self.rungs, "losses": self.losses}
         tables["settings"] = self.settings
         notes, pictures = [f"Theirs: {self.case.source}."], [PICTURE] if self.losses else []
         write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)

@@ -19,6 +19,7 @@ from gpt_lightning.files import write_atomic, yaml_beside
 RESULTS = "results.json"
 Values = dict[str, Any]  # field -> plain value
 Row = Any  # an instance of a dataclass whose fields are made by `column`
+Tables = dict[str, Sequence[Row]]  # name -> rows
 UNITS = yaml_beside(__file__, "units.yaml")
 
 
@@ -172,7 +173,7 @@ def write_report(
     folder: Path,
     title: str,
     machine: dict[str, str],
-    tables: dict[str, Sequence[Row]],
+    tables: Tables,
     notes: Sequence[str] = (),
     pictures: Sequence[str] = (),
 ) -> None:

@@ -23,14 +23,13 @@ from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
 from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
-from gpt_lightning.tables.rows import RESULTS, Console, Row, Values, make_row, write_report
+from gpt_lightning.tables.rows import RESULTS, Console, Row, Tables, Values, make_row, write_report
 from gpt_lightning.tables.worker import isolated
 
 ROOT = Path("lightning_logs") / "bench"
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 KEPT = ("ok", "out of memory")  # statuses of rows that a resumed sweep does not measure again
-Tables = dict[str, Sequence[Row]]  # name -> rows
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
