@@ -5,13 +5,14 @@ import json
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.reproduce import command
+from gpt_lightning.reproduce import command, runner
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "plot_losses", lambda *given: None)  # after each loss
 
 
 def results(name: str) -> dict:
