@@ -51,7 +51,8 @@ def row_type(names: str, **columns: Any) -> type[Row]:
 
     Args:
         names: Names in their order, separated by spaces. NAME:FORMAT has a format of its own, else
-            the unit at the end of the name decides. The console leaves out -NAME.
+            the unit at the end of the name decides. The console leaves out -NAME. Its title has
+            words for underscores, and the units that people write.
         columns: Columns that need more than a name, each made by `column`.
     """
     fields = []
@@ -59,15 +60,11 @@ def row_type(names: str, **columns: Any) -> type[Row]:
         name, colon, spec = word.removeprefix("-").partition(":")
         if name not in columns:
             spec = spec if colon else by_unit("formats", name, "")
-            columns[name] = column(title_of(name), spec, 7, console=not word.startswith("-"))
+            parts = name.replace("_", " ").replace(" per sec", "/s").split(" ")
+            title = " ".join(UNITS["words"].get(part, part) for part in parts)
+            columns[name] = column(title, spec, 7, console=not word.startswith("-"))
         fields.append((name, Any, columns[name]))
     return dataclasses.make_dataclass("Row", fields, frozen=True)
-
-
-def title_of(name: str) -> str:
-    """Return the title of a column: its name as words, with the units that people write."""
-    words = name.replace("_", " ").replace(" per sec", "/s")
-    return " ".join(UNITS["words"].get(word, word) for word in words.split(" "))
 
 
 def make_row(row_type: type[Row], values: Mapping[str, Any]) -> Row:

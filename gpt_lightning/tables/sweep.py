@@ -164,6 +164,7 @@ class Sweep:
         root = ROOT / bench.name
         self.ledger = Ledger(folder) if folder else open_ledger(root, configurations, args.resume)
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()
+        self.folder.mkdir(parents=True, exist_ok=True)  # the rows write their files there
         self.argv, machine = argv, machine_of(configurations, argv)
         self.machine = machine | earlier_machine(self.folder, machine)
         self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
