@@ -27,7 +27,7 @@ import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, write_atomic
+from gpt_lightning.files import Fields, explained
 
 Format = Literal["npy", "nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
@@ -274,19 +274,19 @@ def _meta(characters: str) -> Fields:
     return {"vocab_size": len(itos), "itos": itos, "stoi": {c: n for n, c in itos.items()}}
 
 
-def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write the files that a format needs besides the shards: nanogpt's meta.pkl.
+def extras(file_format: str, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the files that a format needs besides the shards, by name: nanogpt's meta.pkl.
 
     It holds the vocabulary of characters; the tokenizer gpt2 needs none.
 
     Raises:
-        UserError: The format does not know the tokenizer, or a file cannot be written.
+        UserError: The format does not know the tokenizer.
     """
     if file_format != "nanogpt" or tokenizer.name == "gpt2":
-        return
+        return {}
     if tokenizer.name != "char":
         raise UserError(
             f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
             "them, or the format npy"
         )
-    write_atomic(folder / META, pickle.dumps(_meta(tokenizer.spec()["characters"]), protocol=4))
+    return {META: pickle.dumps(_meta(tokenizer.spec()["characters"]), protocol=4)}

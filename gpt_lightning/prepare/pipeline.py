@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
+from gpt_lightning.data.formats import capacity, extras, file_header, file_name
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
@@ -67,6 +67,7 @@ def prepare_documents(
         fix = "use the tokenizer gpt2, or give one text file"
         raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
+    extras(settings.format, tokenizer)
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")
     job = Job.below(root, settings)
@@ -201,8 +202,10 @@ def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> Non
         UserError: The format does not know the tokenizer, or cannot hold its tokens.
     """
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
+    files = extras(settings.format, tokenizer)
     folder.mkdir()
-    write_extras(settings.format, folder, tokenizer)
+    for name, content in files.items():
+        write_atomic(folder / name, content)
 
 
 def check_size(name: str, split: str, n_tokens: int, content: str) -> None:

@@ -141,26 +141,28 @@ class Target:
         return manifest, True
 
     def _upload(self, files: dict[str, Path]) -> None:
-        """Upload files, the manifest last, and delete older shards; continue an earlier upload.
+        """Upload files, the manifest last, or continue an earlier upload of the same dataset.
 
-        Without a manifest there is no dataset at the address.
+        Without a manifest there is no dataset at the address. The shards of another one are deleted
+        first: all full shards have the same size, by which a continued upload knows its own.
         """
         remote, there = _remote(), self._entries()
         digest = hashlib.sha256(files[MANIFEST].read_bytes()).hexdigest()
         if not self._begun.exists() or self._begun.read_text() != digest:
-            remote.delete(f"{self.address}/{MANIFEST}")  # the shards of that dataset are replaced
+            write_atomic(self._begun, b"")  # for a run that is killed now
+            for name in [MANIFEST, *filter(SHARD_FILE.fullmatch, there)]:
+                remote.delete(f"{self.address}/{name}")
             write_atomic(self._begun, digest.encode())
             there = {}
 
         def put(name: str) -> None:
-            if there.get(name, {}).get("size") != files[name].stat().st_size:
+            kept = SHARD_FILE.fullmatch(name) and there.get(name, {}).get("size")
+            if kept != files[name].stat().st_size:
                 remote.upload(files[name], f"{self.address}/{name}")
 
         with ThreadPoolExecutor(UPLOADS) as pool:
             list(pool.map(put, files.keys() - {MANIFEST}))
         remote.upload(files[MANIFEST], f"{self.address}/{MANIFEST}")
-        for name in filter(SHARD_FILE.fullmatch, self._entries().keys() - files.keys()):
-            remote.delete(f"{self.address}/{name}")
         self._begun.unlink(missing_ok=True)
 
     @property

@@ -14,11 +14,11 @@ from gpt_lightning.data import manifest as manifest_module
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import (
     FORMATS,
+    extras,
     file_header,
     file_name,
     mapped,
     read_meta,
-    write_extras,
 )
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, tokenizer_from_spec
@@ -73,17 +73,14 @@ def test_limits_of_the_formats() -> None:
 
 def test_meta_is_nanogpts(tmp_path: Path) -> None:
     characters = "".join(sorted(set(TEXT + "\n\u00e9\U0001f600")))
-    write_extras("nanogpt", tmp_path, CharTokenizer(characters))
+    (tmp_path / "meta.pkl").write_bytes(extras("nanogpt", CharTokenizer(characters))["meta.pkl"])
     with open(tmp_path / "meta.pkl", "rb") as file:
         assert pickle.load(file) == meta_of(characters)
     assert read_meta(tmp_path / "meta.pkl") == characters
     with pytest.raises(UserError, match="char and gpt2, not byte"):
-        write_extras("nanogpt", tmp_path, ByteTokenizer())
+        extras("nanogpt", ByteTokenizer())
     for file_format in FORMATS:  # GPT-2's vocabulary needs no file beside the shards
-        folder = tmp_path / file_format
-        folder.mkdir()
-        write_extras(file_format, folder, SimpleNamespace(name="gpt2"))  # type: ignore[arg-type]
-        assert not list(folder.iterdir())
+        assert not extras(file_format, SimpleNamespace(name="gpt2"))  # type: ignore[arg-type]
 
 
 # ---- pickles -----------------------------------------------------------------------------------
@@ -196,7 +193,7 @@ def test_a_dataset_that_was_moved_is_the_same(tmp_path: Path) -> None:
 def test_nanogpts_characters(tmp_path: Path) -> None:
     characters = "".join(sorted(set(TEXT)))
     nanogpt(tmp_path, {"train": np.array([characters.index(c) for c in TEXT])})
-    write_extras("nanogpt", tmp_path, CharTokenizer(characters))
+    (tmp_path / "meta.pkl").write_bytes(extras("nanogpt", CharTokenizer(characters))["meta.pkl"])
     manifest = load_manifest(tmp_path)
     assert manifest.vocab_size == len(characters)
     tokenizer = tokenizer_from_spec(manifest.tokenizer)
