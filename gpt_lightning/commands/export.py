@@ -45,6 +45,8 @@ def export(source: str, to: str | None = None) -> None:
     settings = huggingface.settings_of(config, vocab_size, tokenizer.eot_token, ours)
     files = tokenizer_files(tokenizer, config.block_size)
     files["config.json"] = json.dumps(settings, indent=2) + "\n"
+    eot = {"bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token}
+    files["generation_config.json"] = json.dumps(eot, indent=2) + "\n"
     card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     figures = ", ".join(f"{name} {figure}" for name, figure in found.figures.items())
     shape = {"config": config, "n_params": n_params, "tokenizer": tokenizer.name}

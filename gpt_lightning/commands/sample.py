@@ -74,6 +74,8 @@ def sample(
     if out is not None:
         new_path("--out", out)  # checked before the model is read
     n_tokens = len(given) * num_samples * max_new_tokens
+    if ckpt_path == "last" and "://" in path:
+        raise UserError(f"{path} is no run folder of this machine: leave --ckpt_path last out")
     if ckpt_path == "last":
         path = str(find_checkpoint(Path(path), last=True))
     decoder, tokenizer = load(path, device, dtype, n_tokens, network)

@@ -83,7 +83,9 @@ class Network:
         """
         own = [Path(self.folder)] if self.folder else []
         top = self.class_path.partition(".")[0]
-        installed = top in sys.builtin_module_names or PathFinder.find_spec(top) is not None
+        # `python -m` has the current folder on the search path, another process may not
+        searched = [path for path in sys.path if Path(path).absolute() != Path.cwd()]
+        installed = top in sys.builtin_module_names or PathFinder.find_spec(top, searched)
         candidates = [] if installed else [*own, *folders, Path.cwd()]
         places = (str(folder.absolute()) for folder in candidates)
         found = next((place for place in places if PathFinder.find_spec(top, [place])), None)

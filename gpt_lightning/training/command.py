@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import distributed as ranks
+from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -28,6 +29,7 @@ from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
+from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
@@ -42,7 +44,14 @@ class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when the work begins, so that a command with an error leaves no folder."""
+    """Write config.yaml when the work begins, so that a command with an error leaves no folder.
+
+    TensorBoard gets the settings of each session of training, too, with its command and commit.
+    """
+
+    def __init__(self, *args: Any, argv: list[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.argv = argv
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
@@ -53,7 +62,14 @@ class SaveConfig(SaveConfigCallback):
             path = folder / self.config_filename
             self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
 
-    on_train_start = on_validation_start = on_predict_start = on_test_start
+    on_validation_start = on_predict_start = on_test_start
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_test_start(trainer, pl_module)
+        if trainer.is_global_zero:
+            settings = self.parser.dump(self.config, skip_none=False)
+            head = f"# {parsing.shell_command(self.argv)}\n# gpt_lightning {version()}\n"
+            write_text(trainer, "run/config", head + settings)
 
 
 class GPTCLI(LightningCLI):
@@ -80,6 +96,7 @@ class GPTCLI(LightningCLI):
         self.resume_step: int | None = None  # None: a new run
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.argv: list[str] = kwargs["args"]
+        kwargs["save_config_kwargs"] = {"argv": self.argv}
         super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
