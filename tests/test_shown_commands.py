@@ -1,6 +1,7 @@
 """Each command on the pages runs, on a tiny model, unless its block names what it needs."""
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -8,10 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from shown import PAGES, ROOT, TITLE, blocks, words
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
+from gpt_lightning.commands import doctor
+from gpt_lightning.tables.worker import measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # What makes a run of a page tiny. It follows the page's own options, and the last value wins.
@@ -74,6 +78,9 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def copy(world, tmp_path, monkeypatch):
+    # the kernels and the processes of `doctor` are the law of tests/commands/test_doctor.py
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(doctor, "isolated", lambda check, row, limit_s: measured(check, row))
     shutil.copytree(world, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
 

@@ -1,10 +1,13 @@
 """`gpt-lightning bench parallel`: the rows, and real processes."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from ranks import METHOD
+from torch.multiprocessing import start_processes
 
 from gpt_lightning.bench import models, parallel
 from gpt_lightning.bench.memory_meter import MIB
@@ -83,6 +86,8 @@ def test_rows_of_two_processes_and_one_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(models.SHAPES, "small", [1, 2, 32])
     monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
+    start = partial(start_processes, start_method=METHOD)
+    monkeypatch.setattr(parallel, "spawn", start)
     words = "--work all-gather,fsdp2 --processes 2 --mib 2048 --memory_gib 2 --context 8"
     assert main(["bench", "parallel", *TINY.split(), *words.split()]) == 0
     (folder,) = (sweep.ROOT / "parallel").iterdir()

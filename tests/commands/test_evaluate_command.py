@@ -1,12 +1,12 @@
 """The command `gpt-lightning eval`."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ranks import run_ranks
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.tokenizers import ByteTokenizer
@@ -71,18 +71,20 @@ def test_wrong_arguments(args, names, model, capsys):
     assert names in capsys.readouterr().err
 
 
-@pytest.mark.slow  # three processes that import PyTorch
+def evaluate_rank() -> None:
+    """Run `eval` with the variables of torchrun."""
+    os.environ.update(RANK=os.environ["LOCAL_RANK"], WORLD_SIZE="2")
+    assert main(["eval", "lightning_logs/run", "--data", "items", "--out", "two.json"]) == 0
+
+
+@pytest.mark.slow
 def test_two_ranks_of_torchrun_give_the_numbers_of_one(own_folder):
     fit = [*TINY_MODEL, "--data.text_file=text.txt", "--data.tokenizer=byte"]
     assert main(["fit", *fit, "--trainer.max_steps=2", "--run_name=run"]) == 0
     write_files(Path("items"), 20)
-    own = ["eval", "lightning_logs/run", "--data", "items", "--out"]
-    assert main([*own, "one.json"]) == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m"]
-    done = subprocess.run(
-        [*torchrun, "gpt_lightning", *own, "two.json"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("# lightning_logs/run") == 1
+    assert main(["eval", "lightning_logs/run", "--data", "items", "--out", "one.json"]) == 0
+    out, _ = run_ranks(2, evaluate_rank)
+    assert out.count("# lightning_logs/run") == 1
     one, two = (json.loads(Path(f"{name}.json").read_text())["tasks"] for name in ("one", "two"))
     for task, result in one.items():
         for a, b in zip(result["metrics"], two[task]["metrics"], strict=True):

@@ -32,7 +32,7 @@ def test_a_command_that_cannot_work(row, case, request):
     assert row["case"] == "R20" or after == before  # R20 may prepare the text
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.case("R21")
 @pytest.mark.parametrize("content", [b"", b"good text \xff"])
 def test_texts_that_make_no_dataset(tmp_path, case, content):

@@ -7,8 +7,6 @@ import contextlib
 import inspect
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +24,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchSyncBatchNorm
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from ranks import run_commands, run_ranks
 from tiny_fit import TINY_RUN
+from tiny_fit import rows as logged_rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare
@@ -247,12 +247,10 @@ def folder(tmp_path, text_file, monkeypatch):
 
 
 def fit_by_ranks(row: dict) -> Run:
-    """Train in processes of their own, which Lightning's launcher starts anew for each rank."""
+    """Train in two processes."""
     options = [option(key, value) for key, value in ({"max_steps": 4} | row["given"]).items()]
-    command = [sys.executable, "-m", "gpt_lightning", "fit", *TINY_RUN, *BASE, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    lines = Path("lightning_logs/run/version_0/metrics.jsonl").read_text().splitlines()
-    return Run(None, None, None, Watch(), done.stdout, [json.loads(line) for line in lines], [])
+    out, _ = run_ranks(2, run_commands, ["fit", *TINY_RUN, *BASE, *options])
+    return Run(None, None, None, Watch(), out, logged_rows(), [])
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ import datetime
 import functools
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -18,6 +16,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.tuner import Tuner
+from ranks import run_ranks
 from tiny_fit import TINY_MODEL
 
 from gpt_lightning.errors import UserError
@@ -27,55 +26,6 @@ from gpt_lightning.training.module import GPTModule
 
 pytestmark = pytest.mark.slow  # CI runs them
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-STOCK = """
-import json
-import sys
-
-import lightning as L
-import torch
-
-from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.module import GPTModule
-
-ranks = int(sys.argv[1])
-L.seed_everything(1)
-config = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": None}
-module = GPTModule(config, schedule="constant")
-data = TokenDataModule(text_file="text.txt", tokenizer="char", batch_size=8 // ranks)
-quiet = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
-trainer = L.Trainer(
-    accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", max_steps=6,
-    val_check_interval=3, **dict.fromkeys(quiet, False),
-)
-read = []
-step = module.validation_step
-module.validation_step = lambda b, *args: (read.append((b[1] >= 0).sum()), step(b, *args))
-trainer.fit(module, data)
-read.clear()
-(result,) = trainer.validate(module, data, verbose=False)
-tokens = trainer.strategy.reduce(torch.stack(read).sum(), reduce_op="sum")
-if trainer.is_global_zero:
-    print(json.dumps({"tokens": int(tokens), "loss": result["val/loss"]}))
-"""
-
-
-def test_two_ranks_of_a_stock_trainer_evaluate_the_whole_split_once(tmp_path, text_file):
-    (tmp_path / "stock.py").write_text(STOCK)
-
-    def run(ranks: int) -> dict:
-        command = [sys.executable, "stock.py", str(ranks)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    one, two = run(1), run(2)
-    (manifest,) = Path(tmp_path).rglob("manifest.json")
-    shards = json.loads(manifest.read_text())["splits"]["val"]
-    targets = sum(shard["tokens"] for shard in shards) - 1
-    assert one["tokens"] == two["tokens"] == targets
-    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
-
-
 CONFIG = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": None}
 QUIET = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
 
@@ -98,6 +48,24 @@ def stock(*callbacks: L.Callback, **changes) -> L.Trainer:
     return L.Trainer(callbacks=[*callbacks], **settings)
 
 
+def stock_ranks(ranks: int) -> None:
+    """Train and evaluate in ranks; write the loss, and the number of tokens that were evaluated."""
+    module, tokens = make(config={"dropout": 0.0}), data(batch_size=8 // ranks)
+    strategy = "ddp" if ranks > 1 else "auto"
+    changes = {"val_check_interval": 3, "limit_val_batches": 1.0}
+    trainer = stock(devices=ranks, strategy=strategy, **changes)
+    read = []
+    step = module.validation_step
+    module.validation_step = lambda b, *args: (read.append((b[1] >= 0).sum()), step(b, *args))
+    trainer.fit(module, tokens)
+    read.clear()
+    (result,) = trainer.validate(module, tokens, verbose=False)
+    evaluated = trainer.strategy.reduce(torch.stack(read).sum(), reduce_op="sum")
+    if trainer.is_global_zero:
+        found = {"tokens": int(evaluated), "loss": result["val/loss"]}
+        Path(f"{ranks}.json").write_text(json.dumps(found))
+
+
 def same(a: GPTModule, b: GPTModule) -> bool:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return all(torch.equal(p, q) for p, q in pairs)
@@ -106,6 +74,17 @@ def same(a: GPTModule, b: GPTModule) -> bool:
 @pytest.fixture(autouse=True)
 def clean(own_folder, monkeypatch) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+def test_two_ranks_of_a_stock_trainer_evaluate_the_whole_split_once():
+    stock_ranks(1)
+    run_ranks(2, stock_ranks, 2)
+    one, two = (json.loads(Path(f"{ranks}.json").read_text()) for ranks in (1, 2))
+    (manifest,) = Path().rglob("manifest.json")
+    shards = json.loads(manifest.read_text())["splits"]["val"]
+    targets = sum(shard["tokens"] for shard in shards) - 1
+    assert one["tokens"] == two["tokens"] == targets
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
 
 
 def test_a_stock_trainer_computes_the_numbers_of_the_command():

@@ -1,12 +1,11 @@
 """Ranks over gloo that share weights (fsdp2) train as ranks that copy them (ddp), and as one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_commands, run_ranks
 
 from gpt_lightning.cli import main
 
@@ -41,15 +40,11 @@ def fit(name, ranks, *options):
     return ["fit", "--config", "run.yaml", f"--run_name={name}", *shape, *steps, *options]
 
 
-def run_ranks(*commands):
-    script = Path(__file__).with_name("several_fits.py")
-    done = subprocess.run(
-        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "warning" not in done.stderr.lower(), done.stderr
-    assert "falling back" not in done.stderr, done.stderr  # torch's logger has no word for it
-    return done.stdout
+def fit_ranks(ranks, *commands):
+    out, err = run_ranks(ranks, run_commands, *commands)
+    assert "warning" not in err.lower(), err
+    assert "falling back" not in err, err  # torch's logger has no word for it
+    return out
 
 
 def rows(name):
@@ -81,7 +76,8 @@ def folder(text_file, tmp_path, monkeypatch):
 def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
     for name, options in (("adamw", ()), ("muon", MUON), ("again", AGAIN)):
         assert main(fit(name, 1, *options)) == 0
-    run_ranks(
+    fit_ranks(
+        2,
         fit("ddp", 2, "--trainer.strategy=ddp"),
         *(
             fit(f"fsdp2_{name}", 2, "--trainer.strategy=fsdp2", CHECK, *options)
@@ -106,7 +102,7 @@ def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
 @pytest.mark.slow
 def test_four_ranks_train_in_shards_as_one(folder):
     assert main(fit("muon", 1, *MUON)) == 0
-    run_ranks(fit("fsdp2_muon", 4, "--trainer.strategy=fsdp2", *MUON))
+    fit_ranks(4, fit("fsdp2_muon", 4, "--trainer.strategy=fsdp2", *MUON))
     assert_equal_runs("muon", "fsdp2_muon", 1e-3)
 
 
@@ -121,7 +117,8 @@ def test_a_run_continues_under_other_strategies_and_ranks(folder):
     resume, save = "--resume=auto", "--checkpoint.every_n_steps=1"
     assert main(fit("whole", 1, save)) == 0
     assert main(fit("changing", 1, save, "--trainer.max_steps=2")) == 0
-    printed = run_ranks(
+    printed = fit_ranks(
+        2,
         fit("changing", 2, save, sharded, resume, "--trainer.max_steps=5"),
         fit("changing", 2, save, ddp, resume, "--trainer.max_steps=8"),
         fit("shards", 2, save, sharded),
@@ -162,7 +159,8 @@ def test_checkpoints_in_shards(folder, capsys):
     """Each rank writes its own; every strategy, number of ranks and command reads them."""
     shards = ("--trainer.strategy=fsdp2", "--checkpoint.sharded=true")
     save, resume, half = "--checkpoint.every_n_steps=1", "--resume=auto", "--trainer.max_steps=4"
-    run_ranks(
+    fit_ranks(
+        2,
         fit("full", 2, save, shards[0]),
         fit("resumed", 2, save, *shards, half),
         fit("resumed", 2, save, *shards, resume),  # reads and writes shards
@@ -179,7 +177,7 @@ def test_checkpoints_in_shards(folder, capsys):
     files = sorted(shards_of_last.iterdir())
     assert [file.name[:11] for file in files] == ["shard-00001", "shard-00002"]
     assert last.stat().st_size < 60_000 < sum(file.stat().st_size for file in files)
-    run_ranks(fit("four", 4, save, *shards, resume))
+    fit_ranks(4, fit("four", 4, save, *shards, resume))
     assert main(fit("one", 1, save, resume)) == 0
     assert_equal_runs("full", "resumed", 0.0)
     for name in ("ddp", "one", "four"):
@@ -249,7 +247,7 @@ def test_mixed_precision_in_shards(folder):
     """Blocks compute with bfloat16 weights; samples and checkpoints are those of whole models."""
     mixed = ("--trainer.precision=bf16-mixed", "--model.compile=false")
     assert main(fit("one", 1, *mixed)) == 0
-    printed = run_ranks(fit("two", 2, *mixed, "--trainer.strategy=fsdp2"))
+    printed = fit_ranks(2, fit("two", 2, *mixed, "--trainer.strategy=fsdp2"))
     assert "step 10/10 | validation loss" in printed
     assert_equal_runs("one", "two", 4e-3)  # one rounding to bfloat16
     assert {w.dtype for w in checkpoint("two")["state_dict"].values()} == {torch.float32}

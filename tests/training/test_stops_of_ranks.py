@@ -1,22 +1,21 @@
 """A callback of one rank sets trainer.should_stop: all ranks stop at one step, with one save."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
+from ranks import run_commands, run_ranks
 from tiny_fit import TINY_MODEL
 
 from gpt_lightning.training.callbacks.signals import StopSignals
 
-CALLBACK = """
-import lightning as L
-
 
 class Stop(L.Callback):
+    """Ask for a stop in one rank, in a hook, from a micro-batch on."""
+
     def __init__(self, rank: int, hook: str, batch: int) -> None:
         self.rank, self.batch = rank, batch
         setattr(self, hook, self.stop)
@@ -24,11 +23,10 @@ class Stop(L.Callback):
     def stop(self, trainer, *args, **kwargs) -> None:
         done = trainer.fit_loop.total_batch_idx + 1 >= self.batch
         trainer.should_stop |= trainer.global_rank == self.rank and done
-"""
 
 
 def fit(name, rank, hook, batch, *options):
-    config = {"class_path": "stopping.Stop"}
+    config = {"class_path": f"{__name__}.Stop"}
     config["init_args"] = {"rank": rank, "hook": hook, "batch": batch}
     Path(f"{name}.yaml").write_text(json.dumps({"trainer": {"callbacks": [config]}}))
     shape = ("--trainer.devices=2", "--data.batch_size=16", "--trainer.accumulate_grad_batches=2")
@@ -38,24 +36,16 @@ def fit(name, rank, hook, batch, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # six processes
 def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("stopping.py").write_text(CALLBACK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    script = Path(__file__).with_name("several_fits.py")
     late = "--trainer.min_steps=15"
     cases = {
         "batch_of_1": (1, "on_train_batch_end", 8),
         "epoch": (1, "on_train_epoch_end", 1),
         "minimum": (1, "on_train_batch_start", 7, late),
     }
-    commands = [fit(name, *case) for name, case in cases.items()]
-    done = subprocess.run(
-        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stderr.splitlines() if "stopped after step" in line]
+    _, err = run_ranks(2, run_commands, *(fit(name, *case) for name, case in cases.items()))
+    lines = [line for line in err.splitlines() if "stopped after step" in line]
     epoch = lines[1].split()[4].rstrip(";")
     expected = ["4", epoch, "15"]
     assert [line.split()[4].rstrip(";") for line in lines] == expected, lines
