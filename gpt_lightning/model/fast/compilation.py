@@ -163,6 +163,10 @@ RECOMPUTE_IN_BACKWARD = {
     "ban_recompute_long_fusible_chains": False,
     "ban_recompute_materialized_backward": False,
 }
+# A CPU's residual stream is written after each addition, in place of the sum of all branches before
+# it in every layer: the layers' loops are then equal, and are compiled once (31 -> 23 in the small
+# preset).
+WRITE_SUMS = {"realize_reads_threshold": 2}
 
 
 @functools.cache
@@ -173,18 +177,20 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
     """
     try:
         from torch._functorch import config
+        from torch._inductor import config as loops
 
         inductor: Any = torch._dynamo.lookup_backend("inductor")
-        recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
+        recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
         # the backward graph at once, while the settings hold
         settings = recompute | {"force_non_lazy_backward_lowering": True}
-        for name in settings:
-            getattr(config, name)
+        for module, names in ((config, settings), (loops, sums)):
+            for name in names:
+                getattr(module, name)
     except (ImportError, AttributeError):
         return "inductor"
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        with kept_code(), trusted_instructions(), config.patch(settings):
+        with kept_code(), trusted_instructions(), config.patch(settings), loops.patch(sums):
             return inductor(graph, inputs)
 
     return compile_graph
