@@ -1,6 +1,7 @@
 """Fixtures of all tests, and the folder of the texts: no test fetches one."""
 
 import functools
+import gc
 import os
 import random
 import resource
@@ -20,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every `fit` reads the help texts from the source of some forty classes, three quarters of the time
 # until its arguments are parsed. They are the same for all tests.
 docstring_parser.parse_from_object = functools.cache(docstring_parser.parse_from_object)
+# Collections look at the half a million objects of torch and Lightning again and again.
+gc.set_threshold(100_000, 20, 100)
 # A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if SHARED_DATA.is_dir():
