@@ -183,9 +183,8 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
         recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
         # the backward graph at once, while the settings hold
         settings = recompute | {"force_non_lazy_backward_lowering": True}
-        for module, names in ((config, settings), (loops, sums)):
-            for name in names:
-                getattr(module, name)
+        for name in settings:
+            getattr(config, name)
     except (ImportError, AttributeError):
         return "inductor"
 
