@@ -34,7 +34,7 @@ ROOMS = {
     "data": 1_832,
     "evaluate": 361,
     "hardware": 510,
-    "model": 1_341,
+    "model": 1_342,
     "prepare": 1_439,
     "remote": 373,
     "reproduce": 884,

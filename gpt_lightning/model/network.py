@@ -85,7 +85,7 @@ class Network:
         top = self.class_path.partition(".")[0]
         # `python -m` has the current folder on the search path, another process may not
         searched = [path for path in sys.path if Path(path).absolute() != Path.cwd()]
-        installed = top in sys.builtin_module_names or PathFinder.find_spec(top, searched)
+        installed = PathFinder.find_spec(top, searched)
         candidates = [] if installed else [*own, *folders, Path.cwd()]
         places = (str(folder.absolute()) for folder in candidates)
         found = next((place for place in places if PathFinder.find_spec(top, [place])), None)

@@ -180,7 +180,8 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
         from torch._inductor import config as loops
 
         inductor: Any = torch._dynamo.lookup_backend("inductor")
-        recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
+        recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
+        sums = WRITE_SUMS if device == "cpu" else {}
         # the backward graph at once, while the settings hold
         settings = recompute | {"force_non_lazy_backward_lowering": True}
         for name in settings:
