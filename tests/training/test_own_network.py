@@ -303,6 +303,4 @@ def test_the_tutorials_variant_trains(tmp_path, monkeypatch):
 def test_a_module_in_the_current_folder_is_not_installed(module, monkeypatch):
     monkeypatch.chdir("code")
     monkeypatch.syspath_prepend("")  # as `python -m` has it
-    network = Network.of(f"{module}.MyGPT")
-    assert network is not None
-    assert network.located([]).folder == str(Path.cwd())
+    assert Network.of(f"{module}.MyGPT").located([]).folder == str(Path.cwd())
