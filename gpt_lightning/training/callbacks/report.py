@@ -48,7 +48,7 @@ class RunReport(Callback):
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
-            print_facts(pl_module, self._banner(trainer, pl_module))
+            print_facts(trainer, self._banner(trainer, pl_module))
 
     def _banner(self, trainer: Trainer, module: GPTModule) -> Facts:
         config, settings, data = module.config, module.settings, token_data(trainer)
@@ -82,7 +82,7 @@ class RunReport(Callback):
         self.trained = True
         if trainer.is_global_zero:
             schedule = unfinished_schedule(pl_module, total_steps(trainer))
-            print_facts(pl_module, {"schedule": schedule, "validation": none_due(trainer)})
+            print_facts(trainer, {"schedule": schedule, "validation": none_due(trainer)})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -92,7 +92,7 @@ class RunReport(Callback):
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print()
-            print_facts(pl_module, self._summary(trainer, pl_module), wrap=False)  # with commands
+            print_facts(trainer, self._summary(trainer, pl_module), wrap=False)  # with commands
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         split = "test" if trainer.testing else "val"
@@ -125,14 +125,16 @@ class RunReport(Callback):
         return facts
 
 
-def print_facts(module: LightningModule, facts: Facts, wrap: bool = True) -> None:
+def print_facts(trainer: Trainer, facts: Facts, wrap: bool = True) -> None:
     """Print a line for each fact that is not empty, above the progress bar.
 
     `wrap` breaks it at a terminal's width.
     """
+    bar = find_callback(trainer, StepProgress)
+    write = print if bar is None else bar.print
     width = shutil.get_terminal_size().columns if wrap and sys.stdout.isatty() else 10_000
     for line in (f"{name:<11} {fact}" for name, fact in facts.items() if fact):
-        module.print(textwrap.fill(line, width, subsequent_indent=" " * 12))
+        write(textwrap.fill(line, width, subsequent_indent=" " * 12))
     sys.stdout.flush()
 
 
