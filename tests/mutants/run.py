@@ -1,9 +1,9 @@
-"""`make mutants`: mutants of the core, each against the test files that name its module.
+"""`make mutants`: mutants of the core, each against the tests that run its line.
 
 A mutant is one edit of one line (edits.py), at a place drawn with a seed from all places of the
-core. It is killed if one of the test files of its module (naming.py) fails, first their tests of
-the default suite, then the slow ones, or if they take more than three times as long as without a
-mutant. All other mutants are survivors, equivalent ones too.
+core. It is killed if one of the tests that run its line (lines.py) fails, and the tests up to that
+one pass without the mutant; or if they take more than three times as long as without it. All other
+mutants are survivors, equivalent ones too.
 
 A server imports torch, Lightning and pytest once and forks for each mutant; a child imports the
 package from a copy of the repository in which that one line has changed.
@@ -16,6 +16,7 @@ import collections
 import contextlib
 import hashlib
 import importlib
+import itertools
 import os
 import platform
 import resource
@@ -28,15 +29,18 @@ import time
 import types
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from py_compile import PycInvalidationMode
+from typing import Any
 
 from edits import Edit, Sites
-from naming import Names
+from lines import Lines, watch
 
-ROOT = Path(__file__).resolve().parents[2]
-SEED = 13
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WATCHED = ROOT / "lightning_logs" / "mutants" / "watched"
+SEED = 37
 CORE = ("model", "training", "runs", "data", "remote", "hardware", "reproduce")
 NOT_CORE = {"reproduce.command"}  # options and the console
 # files that calculate; the others of bench and tables start processes, and draw
@@ -53,7 +57,7 @@ ONCE = (
 )
 ENOUGH_BYTES = 12 * 2**30  # of memory for a mutant, so that none takes the machine's
 MARK = "GPT_LIGHTNING_MUTANT"
-NO_TESTS = 5  # pytest's exit status when nothing was selected
+ENOUGH_S = 150.0  # of tests for a mutant, the fastest first
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,22 @@ class Result:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Job:
+    """A mutant, its tests by their names in pytest, and the most seconds that they may take.
+
+    `failed` is the test that has failed: the tests up to it then run without the mutant.
+    """
+
+    mutant: Mutant
+    tests: tuple[str, ...]
+    limit_s: float
+    failed: str = ""
+
+    def to_run(self) -> tuple[str, ...]:
+        return self.tests[: self.tests.index(self.failed) + 1] if self.failed else self.tests
+
+
 # ---- mutants -------------------------------------------------------------------------------------
 
 
@@ -99,15 +119,17 @@ def is_core(module: str) -> bool:
     return room in CORE or module in CALCULATE
 
 
-def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:
+def draw(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
     """Return mutants at places drawn without replacement, each place as likely as any other.
 
     A place is drawn by a hash of the seed, its module and its line. So an edit of other lines
     leaves it in the sample, and a later run can be compared with an earlier one.
     """
     places: list[tuple[bytes, str, Path, Edit]] = []
-    for dotted, path in names.modules.items():
-        module = dotted.partition(".")[2]
+    package = root / "gpt_lightning"
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if not is_core(module) or not (not only or f"{module}.".startswith(f"{only}.")):
             continue
         source = path.read_text(encoding="utf-8")
@@ -125,7 +147,7 @@ def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:
         if len(mutants) < count and _compiles(mutated):
             line = source.count("\n", 0, edit.start) + 1
             before, after = (line_at(text, edit) for text in (source, mutated))
-            place = path.relative_to(names.root), line
+            place = path.relative_to(root), line
             mutants.append(Mutant(len(mutants) + 1, module, *place, before, after, edit))
     return mutants
 
@@ -169,19 +191,21 @@ class Slot:
         import compileall
 
         # valid by the source's hash: a mutant of the same length and second is not mistaken for it
-        compileall.compile_dir(
-            self.repository / "gpt_lightning", quiet=1,
-            invalidation_mode=PycInvalidationMode.CHECKED_HASH,
-        )  # fmt: skip
-        self.log = folder / "log.txt"
+        for code in ("gpt_lightning", "tests"):
+            compileall.compile_dir(
+                self.repository / code, quiet=1,
+                invalidation_mode=PycInvalidationMode.CHECKED_HASH,
+            )  # fmt: skip
+        self.log, self.failed = folder / "log.txt", folder / "failed.txt"
         self.pid, self.mark, self.began, self.source = 0, "", 0.0, ""
 
-    def fork(self, tests: Sequence[Path], mutant: Mutant | None) -> None:
-        """Start a child that runs test files, relative to the repository."""
-        if mutant is not None:
-            path = self.repository / mutant.path
-            self.source = path.read_text(encoding="utf-8")
-            path.write_text(mutant.edit.applied(self.source), encoding="utf-8")
+    def fork(self, job: Job) -> None:
+        """Start a child that runs the tests of a job."""
+        self.failed.write_text("")
+        path = self.repository / job.mutant.path
+        self.source = path.read_text(encoding="utf-8")
+        if not job.failed:
+            path.write_text(job.mutant.edit.applied(self.source), encoding="utf-8")
         self.mark, self.began = uuid.uuid4().hex, time.monotonic()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -189,12 +213,12 @@ class Slot:
             return
         code = 70
         try:
-            code = self._child(tests, mutant is not None)
+            code = self._child(job)
         finally:
             sys.stdout.flush()
             os._exit(code)
 
-    def _child(self, tests: Sequence[Path], mutated: bool) -> int:
+    def _child(self, job: Job) -> int:
         import pytest
 
         os.setsid()
@@ -208,37 +232,35 @@ class Slot:
         sys.path[:] = [str(self.repository), *(p for p in sys.path if Path(p) != HERE)]
         sys.modules["__main__"] = types.ModuleType("__main__")  # processes of tests import it
         sys.argv = ["pytest"]
-        sys.dont_write_bytecode = mutated  # without a mutant, the rewritten tests are cached
+        sys.dont_write_bytecode = True
         os.environ |= {
             MARK: self.mark,
             "PYTHONPATH": str(self.repository),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        temporary = self.repository.parent / "tests"
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
-        options.append(f"--basetemp={temporary}")
-        codes = []
-        for marker in ([], ["-m", "slow"]):
-            codes.append(int(pytest.main([*options, *marker, *map(str, tests)])))
-            if codes[-1] not in (0, NO_TESTS):
-                return codes[-1]
-        return min(codes)  # 0 unless both found no test
+        options = ["-xq", "-pno:cacheprovider", "-pno:xdist", "--assert=plain", "-m="]
+        options.append(f"--basetemp={self.repository.parent / 'tests'}")
+        return int(pytest.main([*options, *job.to_run()], plugins=[self]))
 
-    def end(self, limit_s: float, mutant: Mutant | None) -> str:
-        """Return how the child ended: passed, failed, timeout, no tests; "" while it runs."""
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Write the name of the test that has failed; pytest calls this in the child."""
+        if report.failed:
+            self.failed.write_text(report.nodeid)
+
+    def end(self, job: Job) -> str:
+        """Return how the child ended: survived, killed, timeout; "" while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        late = time.monotonic() - self.began > limit_s
+        late = time.monotonic() - self.began > job.limit_s
         if not pid and not late:
             return ""
         self._kill()
         if not pid:
             os.waitpid(self.pid, 0)
-        if mutant is not None:
-            (self.repository / mutant.path).write_text(self.source, encoding="utf-8")
+        (self.repository / job.mutant.path).write_text(self.source, encoding="utf-8")
         self.pid = 0
-        code = os.waitstatus_to_exitcode(status)
-        ends = {0: "passed", NO_TESTS: "no tests"}
-        return "timeout" if not pid else ends.get(code, "failed")
+        if not pid:
+            return "timeout"
+        return "killed" if os.waitstatus_to_exitcode(status) else "survived"
 
     def _kill(self) -> None:
         """Kill the child and the processes that its tests have left."""
@@ -250,88 +272,68 @@ class Slot:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
 
-HERE = Path(__file__).resolve().parent
-Job = tuple[Sequence[Path], Mutant | None, float]  # test files, mutant, limit in seconds
-
-
-def ended(slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[tuple[int, str, float, str]]:
-    """Run jobs, one in each slot at a time; yield number, end, seconds and output of each."""
-    waiting = list(enumerate(jobs))[::-1]
-    running: dict[int, tuple[int, Job]] = {}
+def ended(slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[Result]:
+    """Run mutants, one in each slot at a time, and yield how each ended."""
+    waiting = list(jobs)[::-1]
+    running: dict[Slot, Job] = {}
     while waiting or running:
-        for place, slot in enumerate(slots):
-            while waiting and not waiting[-1][1][0]:  # no test: nothing can fail
-                number, _ = waiting.pop()
-                yield number, "passed", 0.0, ""
-            if place not in running and waiting:
-                number, job = waiting.pop()
-                running[place] = (number, job)
-                slot.fork(job[0], job[1])
-            if place in running:
-                number, (_, mutant, limit_s) = running[place]
-                seconds = time.monotonic() - slot.began
-                if end := slot.end(limit_s, mutant):
-                    del running[place]
-                    yield number, end, seconds, slot.log.read_text(errors="replace")
+        for slot in slots:
+            if slot not in running and waiting:
+                running[slot] = waiting.pop()
+                slot.fork(running[slot])
+            if slot not in running or not (end := slot.end(running[slot])):
+                continue
+            job = running.pop(slot)
+            failed = slot.failed.read_text() if end == "killed" else ""
+            if failed and not job.failed:
+                waiting.append(replace(job, failed=failed))
+            elif failed:
+                print(f"{failed} fails without a mutant: not used")
+                tests = tuple(test for test in job.tests if test != failed)
+                waiting.append(replace(job, tests=tests, failed=""))
+            else:
+                end = "killed" if job.failed else end
+                yield Result(job.mutant, end, time.monotonic() - slot.began)
         time.sleep(0.02)
 
 
 # ---- the run -------------------------------------------------------------------------------------
 
 
-def baseline(slots: Sequence[Slot], tests: Sequence[Path]) -> dict[Path, float]:
-    """Return the seconds of each test file without a mutant; files that fail are left out.
-
-    A file that fails is run once more: a busy machine may have been the reason.
-    """
-    seconds: dict[Path, float] = {}
-    for attempt in (1, 2):
-        failed = []
-        for number, end, took, output in ended(slots, [([path], None, 900.0) for path in tests]):
-            if end == "passed":
-                seconds[tests[number]] = took
-            elif end != "no tests":  # its marker is not selected, or it is skipped
-                failed.append(tests[number])
-                if attempt == 2:
-                    print(f"{tests[number]}: {end} without a mutant, not used\n{output[-2000:]}")
-        tests = failed
-    return seconds
+def ordered(mutant: Mutant, tests: set[str], seconds: dict[str, float]) -> tuple[str, ...]:
+    """Return tests, those of the namesake first, then the fastest, each file's together."""
+    namesake = f"/test_{mutant.path.name}::"
+    chosen: dict[str, list[str]] = collections.defaultdict(list)
+    left_s = ENOUGH_S
+    for test in sorted(tests, key=lambda test: (namesake not in test, seconds[test], test)):
+        left_s -= seconds[test]
+        if left_s > 0:
+            chosen[test.partition("::")[0]].append(test)
+    return tuple(itertools.chain.from_iterable(chosen.values()))
 
 
-def ordered(mutant: Mutant, tests: Sequence[Path], seconds: dict[Path, float]) -> list[Path]:
-    """Return test files, the namesake first, then the fastest first."""
-    namesake = f"test_{mutant.path.name}"
-    used = [path for path in tests if path in seconds]
-    return sorted(used, key=lambda path: (path.name != namesake, seconds[path]))
-
-
-def results(mutants: Sequence[Mutant], names: Names, folder: Path, jobs: int) -> Iterator[Result]:
+def results(mutants: Sequence[Mutant], folder: Path, watched: Path, jobs: int) -> Iterator[Result]:
     """Run the mutants and yield the result of each.
 
     Args:
         mutants: Mutants.
-        names: Test files of each module.
         folder: Empty folder for the copies of the repository.
+        watched: Folder of what `watch` has written, or will write.
         jobs: Mutants at a time.
     """
-    slots = [Slot(folder / f"slot{number}", names.root) for number in range(jobs)]
-    of = {
-        m.module: [p.relative_to(names.root) for p in names.of(f"gpt_lightning.{m.module}")]
-        for m in mutants
-    }
-    files = sorted({path for paths in of.values() for path in paths})
-    began = time.monotonic()
-    seconds = baseline(slots, files)
-    print(f"{len(seconds)} test files pass without a mutant, {time.monotonic() - began:.0f} s")
+    slots = [Slot(folder / f"slot{number}", ROOT) for number in range(jobs)]
+    if not (watched / "seconds.json").is_file():
+        watch(ROOT, watched, jobs)
+    lines = Lines(ROOT, watched)
+    print(f"{len(lines.seconds):,} tests pass without a mutant", flush=True)
     work: list[Job] = []
     for mutant in mutants:
-        tests = ordered(mutant, of[mutant.module], seconds)
-        work.append((tests, mutant, 3 * sum(seconds[path] for path in tests) + 15))
-    kinds = {"passed": "survived", "failed": "killed", "timeout": "timeout"}
-    for number, end, took, output in ended(slots, work):
-        if end == "no tests":
-            raise RuntimeError(f"{work[number][0]} have no tests:\n{output}")
-        yield Result(mutants[number], kinds[end], took)
+        tests = ordered(mutant, lines.of(mutant.path, mutant.line), lines.seconds)
+        if tests:
+            work.append(Job(mutant, tests, 3 * sum(lines.seconds[test] for test in tests) + 15))
+        else:
+            yield Result(mutant, "survived", 0.0)
+    yield from ended(slots, work)
 
 
 def page(found: Sequence[Result], seed: int, minutes: float) -> str:
@@ -341,9 +343,6 @@ def page(found: Sequence[Result], seed: int, minutes: float) -> str:
     survivors = [result for result in found if result.end == "survived"]
     timeouts = sum(result.end == "timeout" for result in found)
     killed = len(found) - len(survivors)
-    modules: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for result in found:
-        modules[result.mutant.module]["survived" if result in survivors else "killed"] += 1
     lines = [
         f"**{killed} of {len(found)} mutants killed ({killed / len(found):.1%})**, {timeouts} of "
         f"them by the time limit; seed {seed}.",
@@ -351,13 +350,6 @@ def page(found: Sequence[Result], seed: int, minutes: float) -> str:
         f"{minutes:.0f} minutes, {os.cpu_count()} cores, {platform.system()} "
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"commit {_commit()}",
-        "",
-        "| module | mutants | killed |",
-        "| --- | ---: | ---: |",
-        *(
-            f"| {module} | {ends.total()} | {ends['killed']} |"
-            for module, ends in sorted(modules.items())
-        ),
         "",
         "| survivor | operator | before | after |",
         "| --- | --- | --- | --- |",
@@ -383,13 +375,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a module or room: training.steps")
     parser.add_argument("--numbers", default="", help="only these of the draw: 3,17")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
+    parser.add_argument("--watched", type=Path, default=WATCHED, help="which test runs which line")
     parser.add_argument("--page", type=Path, help="file for the results, in Markdown")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["MPLBACKEND"] = "agg"
     began = time.monotonic()
-    names = Names(ROOT)
-    mutants = draw(names, args.count, args.seed, args.only)
+    mutants = draw(ROOT, args.count, args.seed, args.only)
     if args.numbers:
         mutants = [mutants[int(number) - 1] for number in args.numbers.split(",")]
     for name in ONCE:
@@ -397,7 +389,7 @@ def main() -> int:
             importlib.import_module(name)
     found: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for result in results(mutants, names, Path(folder), args.jobs):
+        for result in results(mutants, Path(folder), args.watched, args.jobs):
             found.append(result)
             m = result.mutant
             print(

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import run
 from edits import Sites
-from naming import Names
+from lines import Lines, watch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +68,29 @@ def test_every_edit_of_a_file_changes_one_line():
         assert sum(changed) == 1
 
 
+@pytest.mark.slow
+def test_a_line_is_tested_by_the_tests_that_run_it_here_and_in_processes(tmp_path):
+    texts = {
+        "gpt_lightning/__init__.py": "",
+        "gpt_lightning/a.py": "X = 1\n\ndef f(y=2):\n    if y:\n        return X\n    return 0\n",
+        "tests/test_a.py": "import subprocess, sys\nfrom gpt_lightning.a import f\n"
+        "def test_f(): f()\ndef test_zero(): f(0)\ndef test_none(): pass\ndef test_process():\n"
+        "    code = 'from gpt_lightning.a import f; f(0)'\n"
+        "    subprocess.run([sys.executable, '-c', code], check=True)\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    watch(tmp_path, tmp_path / "watched", jobs=1)
+    lines = Lines(tmp_path, tmp_path / "watched")
+    found = [
+        {test.partition("::test_")[2] for test in lines.of(Path("gpt_lightning/a.py"), line)}
+        for line in (1, 3, 4, 5, 6)
+    ]
+    every = {"f", "zero", "process"}
+    assert found == [every, every, every, {"f"}, {"zero", "process"}]
+
+
 def test_a_draw_keeps_its_places_when_other_lines_change(tmp_path, capsys):
     lines = [f"x{i} = {i} + 1\n" for i in range(40)]
 
@@ -75,11 +98,11 @@ def test_a_draw_keeps_its_places_when_other_lines_change(tmp_path, capsys):
         path = tmp_path / "gpt_lightning" / "model" / "loss.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(code))
-        return {mutant.after for mutant in run.draw(Names(tmp_path), 10, 13, "")}
+        return {mutant.after for mutant in run.draw(tmp_path, 10, 13, "")}
 
     first = drawn(*lines)
     assert len(first) == 10
     again = drawn("import os\n", *lines[:20], "y = 2\n", *lines[20:])
     assert len(first & again) >= 9  # the new line may be in the sample
-    other = {mutant.after for mutant in run.draw(Names(tmp_path), 10, 14, "")}
+    other = {mutant.after for mutant in run.draw(tmp_path, 10, 14, "")}
     assert len(first & other) < 8
