@@ -178,8 +178,8 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
         bases.append(base)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
-    # The shortest of several links wins.
-    for path in sorted(paths, key=lambda path: len(path.parts)):
+    # The shortest of several links wins, or the first by name: file systems list in any order.
+    for path in sorted(paths, key=lambda path: (len(path.parts), path)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind = kind_of(name)
         if kind is None or not path.is_file() or not _is_lines(path):  # or a link to nowhere
