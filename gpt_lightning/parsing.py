@@ -40,7 +40,7 @@ MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the hint ": did you mean ...?", or an empty string if no candidate is close."""
-    found = difflib.get_close_matches(word, list(candidates), n=1)
+    found = difflib.get_close_matches(word, candidates, n=1)
     return f": did you mean {found[0]!r}?" if found else ""
 
 
@@ -152,15 +152,20 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> Field
     Raises:
         UserError: a value is out of bounds or of another type.
     """
-    parser = OneLineParser()
-    parser.add_class_arguments(kind, prefix or None)
     given = {
         name: str(v) if isinstance(v, Path) else v.item() if is_number(v) else v
         for name, v in values.items()
     }
-    parsed = parser.parse_object({prefix: given} if prefix else given)
+    parsed = _parser_of(kind, prefix).parse_object({prefix: given} if prefix else given)
     checked: Fields = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
+
+
+@functools.cache
+def _parser_of(kind: type, prefix: str) -> OneLineParser:
+    parser = OneLineParser()
+    parser.add_class_arguments(kind, prefix or None)
+    return parser
 
 
 def checked(prefix: str) -> Callable[[type[T]], type[T]]:
@@ -178,7 +183,7 @@ def checked(prefix: str) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(init)
         def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
-            known = without_removed(kwargs, f"{prefix}.") if prefix else kwargs
+            known = without_removed(kwargs, f"{prefix}.")
             given = signature.bind(*args, **known)
             given.apply_defaults()
             init(self, **check_arguments(kind, prefix, given.arguments))
@@ -215,7 +220,7 @@ def program(name: str = "gpt-lightning") -> str:
     ours, found = Path(sys.executable).parent / name, shutil.which(name)
     if name == "gpt-lightning" and found is None and not ours.exists():
         return f"{shlex.quote(sys.executable)} -m gpt_lightning"
-    if not ours.exists() or (found is not None and ours.samefile(found)):
+    if not ours.exists() or (found and ours.samefile(found)):
         return name
     relative = os.path.relpath(ours)
     return shlex.quote(str(ours) if relative.startswith("..") else relative)
@@ -236,8 +241,7 @@ def typed_arguments(function: Callable[..., Any], args: Sequence[str]) -> list[s
     parameters = inspect.signature(function).parameters
     switches = {name for name, each in parameters.items() if each.annotation is bool}
     lists: dict[str, list[str]] = {n: [] for n, p in parameters.items() if "list[" in str(p)}
-    first, words = next(iter(parameters), ""), list(args)
-    rest: list[str] = []
+    first, words, rest = next(iter(parameters), ""), list(args), list[str]()
     if "fit_options" in lists:
         options_of_fit = ("--config", "--seed_everything")
         words, lists["fit_options"] = split_fit_options(words, options_of_fit)
@@ -268,9 +272,7 @@ def split_fit_options(
     Options of `fit` have a dot in their name (--model.learning_rate) or are among `others`. The
     value after an option goes with it.
     """
-    own: list[str] = []
-    fit: list[str] = []
-    rest = list(args)
+    own, fit, rest = list[str](), list[str](), list(args)
     while rest:
         arg = rest.pop(0)
         name, equals, _ = arg.partition("=")

@@ -134,8 +134,8 @@ def reset_peak_memory() -> None:
     """Begin a new peak: of tensors on CUDA, resident of the process on Linux."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(FileNotFoundError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # VmHWM
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM
 
 
 def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:

@@ -52,24 +52,24 @@ class SaveConfig(SaveConfigCallback):
     def __init__(self, *args: Any, argv: list[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.argv = argv
+        self.text = ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = steps.run_folder(trainer)
-        if trainer.is_global_zero and folder is not None:
-            path = folder / self.config_filename
-            self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
+        if trainer.is_global_zero:
+            self.text = self.parser.dump(self.config, skip_none=False)
+            if (folder := steps.run_folder(trainer)) is not None:
+                (folder / self.config_filename).write_text(self.text, encoding="utf-8")
 
     on_validation_start = on_predict_start = on_test_start
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_test_start(trainer, pl_module)
         if trainer.is_global_zero:
-            settings = self.parser.dump(self.config, skip_none=False)
             head = f"# {parsing.shell_command(self.argv)}\n# gpt_lightning {version()}\n"
-            write_text(trainer, "run/config", head + settings)
+            write_text(trainer, "run/config", head + self.text)
 
 
 class GPTCLI(LightningCLI):
