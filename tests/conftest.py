@@ -5,10 +5,12 @@ import gc
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import docstring_parser
 import pytest
@@ -25,8 +27,32 @@ docstring_parser.parse_from_object = functools.cache(docstring_parser.parse_from
 gc.set_threshold(100_000, 20, 100)
 # A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Files of tests are written durably, and a disk takes a tenth of the suite's time for that.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers() -> Iterator[None]:
+    """The parser of each training command is built once: it is a quarter of a tiny run."""
+    from lightning.pytorch.cli import LightningCLI  # xdist's own process has no need of it
+
+    prepare = LightningCLI._prepare_subcommand_parser
+    built: dict[str, Any] = {}
+
+    def prepare_once(self, klass, subcommand, **kwargs):
+        if subcommand not in built:
+            parser = prepare(self, klass, subcommand, **kwargs)
+            built[subcommand] = parser, self._subcommand_method_arguments[subcommand]
+        parser, self._subcommand_method_arguments[subcommand] = built[subcommand]
+        return parser
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LightningCLI, "_prepare_subcommand_parser", prepare_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -152,6 +152,7 @@ def test_make_has_the_targets_that_pages_name():
         assert {a or b for a, b in named} <= targets, path.name
 
 
+@pytest.mark.slow
 def test_commands_on_the_pages_can_be_typed():
     parser, names = training_parser(), {"bench": find_benches(), "reproduce": {**CASES, **REPORTS}}
     checked = 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.cli import LightningCLI
 from wrong_folder import make_folder
 
 from gpt_lightning.cli import COMMANDS, TRAINING, main
@@ -17,25 +16,7 @@ from gpt_lightning.remote import attempts
 
 
 @pytest.fixture(scope="module")
-def parsers() -> Iterator[None]:
-    """The parser of each training command is built once: it is three quarters of a parse error."""
-    prepare = LightningCLI._prepare_subcommand_parser
-    built = {}
-
-    def prepare_once(self, klass, subcommand, **kwargs):
-        if subcommand not in built:
-            parser = prepare(self, klass, subcommand, **kwargs)
-            built[subcommand] = parser, self._subcommand_method_arguments[subcommand]
-        parser, self._subcommand_method_arguments[subcommand] = built[subcommand]
-        return parser
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LightningCLI, "_prepare_subcommand_parser", prepare_once)
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, parsers, words) -> tuple[Path, str]:
+def folder(tmp_path_factory, words) -> tuple[Path, str]:
     """The folder of wrong_folder.py, and the path of its checkpoint."""
     path = tmp_path_factory.mktemp("wrong")
     with pytest.MonkeyPatch.context() as patch:

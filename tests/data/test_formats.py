@@ -12,14 +12,7 @@ from prepared import llmc_bytes, random_tokens
 
 from gpt_lightning.data import manifest as manifest_module
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.formats import (
-    FORMATS,
-    extras,
-    file_header,
-    file_name,
-    mapped,
-    read_meta,
-)
+from gpt_lightning.data.formats import FORMATS, extras, file_header, file_name, mapped, read_meta
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError

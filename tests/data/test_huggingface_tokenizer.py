@@ -9,11 +9,7 @@ import pytest
 from gpt_lightning.commands.export import tokenizer_files
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.tokenizers import (
-    HuggingFaceTokenizer,
-    build_tokenizer,
-    tokenizer_from_spec,
-)
+from gpt_lightning.data.tokenizers import HuggingFaceTokenizer, build_tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import pipeline
 from gpt_lightning.prepare.command import dataset_folder, prepare

@@ -15,12 +15,7 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import distributed
-from gpt_lightning.hardware.distributed import (
-    PARENT,
-    RankLauncher,
-    leave_to_launcher,
-    take_world,
-)
+from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave_to_launcher, take_world
 
 ROOT = Path(__file__).resolve().parents[2]
 ELASTIC = {

@@ -65,8 +65,7 @@ def test_auto_says_why_there_is_no_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "flops"),
-    [("a100", 312e12), (67e12, 67e12), ("67e12", 67e12), (5, 5.0)],
+    ("setting", "flops"), [("a100", 312e12), (67e12, 67e12), ("67e12", 67e12), (5, 5.0)]
 )
 def test_conventions_and_numbers(setting: str | float, flops: float) -> None:
     peak, line = resolve_peak(setting, CPU, "fp32")
@@ -164,9 +163,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_measured_peak_is_real(cache_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        peaks,
-        "measure_peak",
-        lambda device, dtype, seconds: measure_peak(device, dtype, 0.05),
+        peaks, "measure_peak", lambda device, dtype, seconds: measure_peak(device, dtype, 0.05)
     )
     peak, line = resolve_peak("measure", CPU, "fp32")
     assert peak is not None

@@ -14,11 +14,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from gpt_lightning import cli
 from gpt_lightning.errors import PeerError, is_out_of_memory
 from gpt_lightning.hardware import distributed
-from gpt_lightning.hardware.distributed import (
-    LoopbackEnvironment,
-    RankLauncher,
-    is_lost_peer,
-)
+from gpt_lightning.hardware.distributed import LoopbackEnvironment, RankLauncher, is_lost_peer
 
 LOST = RuntimeError(
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"

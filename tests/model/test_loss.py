@@ -237,6 +237,7 @@ def test_kept_products_are_computed_once(attention):
     assert none["native_layer_norm"] < kept["native_layer_norm"] == whole["native_layer_norm"]
 
 
+@pytest.mark.slow
 def test_the_model_compiles_whole():
     config = dataclasses.replace(TINY, n_layer=1, loss_chunk=20, checkpointing="products")
     x, y = torch.randint(V, (2, B, T))

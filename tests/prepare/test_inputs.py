@@ -20,12 +20,7 @@ from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import dataset_folder, prepare
-from gpt_lightning.prepare.inputs import (
-    begins_with_object,
-    find_inputs,
-    fingerprint,
-    is_one_text,
-)
+from gpt_lightning.prepare.inputs import begins_with_object, find_inputs, fingerprint, is_one_text
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
 

@@ -512,8 +512,7 @@ def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subp
     ("tokenizer", "shuffle", "step"),
     [
         ("char", None, 1),  # one text
-        ("gpt2", None, 17),
-        pytest.param("gpt2", None, 7, marks=pytest.mark.slow),
+        *(pytest.param("gpt2", None, at, marks=pytest.mark.slow) for at in (7, 17)),
         pytest.param("gpt2", 5, 11, marks=pytest.mark.slow),
     ],
 )

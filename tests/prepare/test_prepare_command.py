@@ -195,11 +195,7 @@ def test_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert folder == dataset_folder(str(source), "byte", tmp_path / "data")
     manifest = load_manifest(folder)
     assert manifest.source.name == "fox.txt"
-    for part in (
-        str(folder),
-        f"{manifest.tokens('train'):,} tokens",
-        "1.00 bytes per token",
-    ):
+    for part in (str(folder), f"{manifest.tokens('train'):,} tokens", "1.00 bytes per token"):
         assert part in table
     assert prepare_source(str(source), "byte", tmp_path / "data") == manifest
 

@@ -80,10 +80,7 @@ def test_one_line_before_the_second_attempt(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("url", "fix"),
-    [
-        ("nowhere://x", "use s3://, gs:// or a folder"),
-        ("gs://bucket/x", "install gcsfs"),
-    ],
+    [("nowhere://x", "use s3://, gs:// or a folder"), ("gs://bucket/x", "install gcsfs")],
 )
 def test_a_protocol_that_is_missing(url, fix):
     with pytest.raises(UserError, match=fix):

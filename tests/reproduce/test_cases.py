@@ -21,12 +21,7 @@ LECTURE_STEPS = {
     "gpt2-init": {"model.config.init", "seed_everything"},
     "timed": {"data.block_size"},
     "matmul-high": {"model.matmul_precision"},
-    "bf16": {
-        "trainer.precision",
-        "data.block_size",
-        "data.batch_size",
-        "model.learning_rate",
-    },
+    "bf16": {"trainer.precision", "data.block_size", "data.batch_size", "model.learning_rate"},
     "compile": {"model.compile"},
     "flash": {"model.config.attention"},
     "vocab-50304": {"model.config.vocab_size"},

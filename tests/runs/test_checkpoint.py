@@ -8,10 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.runs.checkpoint import (
-    RunRecord,
-    read_checkpoint,
-)
+from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 from gpt_lightning.runs.folders import (
     checkpoint_name,

@@ -22,11 +22,7 @@ pytestmark = pytest.mark.slow  # CI runs them
 RUNS = RUN.parent
 CSV = {"class_path": "CSVLogger", "init_args": {"save_dir": "csv", "name": "mine"}}
 REMOTE = {"class_path": "remote_logger.RemoteLogger"}
-LOGGERS = {
-    "tensorboard": True,
-    "none": False,
-    "several": [REMOTE, CSV],
-}
+LOGGERS = {"tensorboard": True, "none": False, "several": [REMOTE, CSV]}
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,7 @@ def content(step: int) -> dict:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize(
-    "kind",
-    [["--model.optimizer=muon", "--model.config.dropout=0.2"], ["--data.order=nanogpt"]],
+    "kind", [["--model.optimizer=muon", "--model.config.dropout=0.2"], ["--data.order=nanogpt"]]
 )
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind, capsys):
     kind = [*kind, "--model.decay_steps=8"]

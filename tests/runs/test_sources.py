@@ -181,8 +181,7 @@ def test_a_cropped_and_padded_model(tokens, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ours",
-    [None, [], {"figures": None}, {"figures": {"step": "x"}}, {"tokenizer": "gpt2"}],
+    "ours", [None, [], {"figures": None}, {"figures": {"step": "x"}}, {"tokenizer": "gpt2"}]
 )
 def test_a_damaged_key_of_ours_is_named(ours, theirs, tmp_path):
     save(theirs, tmp_path, "safetensors")

@@ -26,10 +26,7 @@ READING = {
     "ckpt_path": ["fit", *TINY, "--ckpt_path={}"],
     "init_from": ["fit", *TINY, "--model.init_from={}"],
 }
-PROMISING = {
-    "resume": ["fit", *TINY, "--resume={}"],
-    "verify": ["checkpoint", "verify", "{}"],
-}
+PROMISING = {"resume": ["fit", *TINY, "--resume={}"], "verify": ["checkpoint", "verify", "{}"]}
 ALL = READING | PROMISING
 
 

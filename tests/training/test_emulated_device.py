@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ranks import run_ranks
 
+pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parents[1] / "emulated_device.py"
 TRANSFER = "aten._to_copy.default at no line of ours"  # of a micro-batch: tokens, and targets
 

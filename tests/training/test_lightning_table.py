@@ -308,8 +308,7 @@ def test_is_refused(row, folder):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["gradient_clip_val=-1", "strategy=ddp_spawn", "callbacks+=StochasticWeightAveraging"],
+    "wrong", ["gradient_clip_val=-1", "strategy=ddp_spawn", "callbacks+=StochasticWeightAveraging"]
 )
 def test_a_refusal_is_one_line_with_exit_code_2_and_leaves_nothing(wrong, folder, capsys):
     more = ["--trainer.callbacks.swa_lrs=0.1"] if "callbacks" in wrong else []

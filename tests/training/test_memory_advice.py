@@ -53,11 +53,7 @@ def proposed(line: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "error",
-    [CUDA, RuntimeError(CPU_MESSAGE)],
-    ids=["cuda", "cpu"],
-)
+@pytest.mark.parametrize("error", [CUDA, RuntimeError(CPU_MESSAGE)], ids=["cuda", "cpu"])
 def test_the_line_proposes_half_the_batch_and_it_works(error, fails_at, capsys):
     fails_at(error, largest=4)
     args = ["--data.batch_size=8", "--trainer.accumulate_grad_batches=2"]

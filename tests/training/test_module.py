@@ -50,10 +50,7 @@ def fit(text_file, module=None, batch_size=4, trainer=None, ckpt_path=None, **da
         callbacks=[metrics],
     )
     datamodule = TokenDataModule(
-        text_file=str(text_file),
-        data_dir=str(text_file.parent),
-        batch_size=batch_size,
-        **data,
+        text_file=str(text_file), data_dir=str(text_file.parent), batch_size=batch_size, **data
     )
     loop.fit(module, datamodule, ckpt_path=ckpt_path, weights_only=True)
     return module, loop, metrics.rows

@@ -6,13 +6,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import (
-    clip_gradients,
-    learning_rate,
-    make_adamw,
-    mix,
-    place_steps,
-)
+from gpt_lightning.training.optim import clip_gradients, learning_rate, make_adamw, mix, place_steps
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize
 
 NANOGPT = {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup_steps": 100}

@@ -285,6 +285,7 @@ def test_flops_are_its_own_count_or_pytorchs():
     assert count_flops(model, config, 8)[0] == 24
 
 
+@pytest.mark.slow
 def test_the_tutorials_variant_trains(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "tutorials" / "own_network.md"
     blocks = page.read_text().split("```")

@@ -35,8 +35,7 @@ LAST = f"{RUN}/checkpoints/step-0000008-loss-2.0000.ckpt"
 
 @pytest.mark.parametrize("address", [RUN, "lightning_logs/name", "lightning_logs/name/"])
 @pytest.mark.parametrize(
-    ("options", "file"),
-    [([], BEST), (["--ckpt_path=best"], BEST), (["--ckpt_path", "last"], LAST)],
+    ("options", "file"), [([], BEST), (["--ckpt_path=best"], BEST), (["--ckpt_path", "last"], LAST)]
 )
 def test_an_evaluation_has_the_settings_and_the_checkpoint_of_the_run(
     project, address, options, file

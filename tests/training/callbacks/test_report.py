@@ -17,12 +17,7 @@ from gpt_lightning.training.fit import run_cli
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-TINY = [
-    *TINY_FIT,
-    "--data.batch_size=4",
-    "--trainer.max_steps=2",
-    "--run_name=a run",
-]
+TINY = [*TINY_FIT, "--data.batch_size=4", "--trainer.max_steps=2", "--run_name=a run"]
 
 
 def test_the_banner_has_a_line_for_a_private_name_that_is_missing(monkeypatch, capsys):
