@@ -44,6 +44,8 @@ def parsers() -> Iterator[None]:
     built: dict[str, Any] = {}
 
     def prepare_once(self, klass, subcommand, **kwargs):
+        if len(self.subcommands()) > 1:  # help and completion of all commands change their parsers
+            return prepare(self, klass, subcommand, **kwargs)
         if subcommand not in built:
             parser = prepare(self, klass, subcommand, **kwargs)
             built[subcommand] = parser, self._subcommand_method_arguments[subcommand]
