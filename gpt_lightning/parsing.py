@@ -157,7 +157,7 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> Field
         for name, v in values.items()
     }
     parsed = _parser_of(kind, prefix).parse_object({prefix: given} if prefix else given)
-    checked: Fields = (parsed[prefix] if prefix else parsed).as_dict()
+    checked = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
 
 

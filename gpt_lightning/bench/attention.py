@@ -198,7 +198,7 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
             with sdpa_kernel(FUSED[kernel][0]):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         if own is not None:
-            out: Tensor = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
+            out = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
             return out.unflatten(0, q.shape[:2])
         if causal:
             return naive_attention(q, k, v, 0.0)

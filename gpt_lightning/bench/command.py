@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
     name, benches = argv[1], find_benches()
     module = importlib.import_module(benches[pick(name, benches, "no bench")])
     if hasattr(module, "run"):
-        code: int = module.run(argv)
+        code = module.run(argv)
         return code
     from gpt_lightning.tables.sweep import run_bench  # imports torch, which takes seconds
 

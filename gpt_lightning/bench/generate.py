@@ -68,7 +68,7 @@ def measure_generate(row: Row) -> Values:
     start = torch.randint(row.vocab_size, (row.batch, prompt), device=device)
     products = torch.bfloat16 if row.dtype == "bf16" else None
     generator = torch.Generator(device).manual_seed(0)
-    sampling: Values = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
+    sampling = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
     began = time.perf_counter()
     decoder = Decoder(model, products)
     prepare_ms = (time.perf_counter() - began) * 1e3
@@ -98,7 +98,7 @@ def measure_generate(row: Row) -> Values:
         return [timed(lambda: sample(start), row.batch * tokens)]
 
     cached = partial(whole, partial(generate, decoder, generator=generator, **sampling))
-    other: timing.Block = naive
+    other = naive
     if row.against == "transformers":
         other = partial(whole, transformers_generate(model, products, sampling))
     naive()  # fills memory pools and triggers late imports

@@ -220,7 +220,7 @@ class CourseModel(nn.Module):
                 x = checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x)
-        logits: Tensor = self.lm_head(self.transformer.ln_f(x))  # (B, T, V)
+        logits = self.lm_head(self.transformer.ln_f(x))  # (B, T, V)
         return logits if targets is None else mean_loss(logits, targets)
 
     def num_params(self, embeddings: bool = True) -> int:

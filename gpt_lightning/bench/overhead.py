@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -65,12 +64,12 @@ def train_with_trainer(
     module: GPTModule, batches: timing.TimedBatches, dtype: str, callbacks: bool = False
 ) -> None:
     """Train with Trainer, alone or with the callbacks and loggers of `fit`."""
-    trainer: Values = {"accelerator": batches.batch[0].device.type, "log_every_n_steps": 10}
+    trainer = {"accelerator": batches.batch[0].device.type, "log_every_n_steps": 10}
     trainer["precision"] = DTYPES[dtype].precision
     with tempfile.TemporaryDirectory() as folder:
         if callbacks:
             run = RunLogger(Path(folder) / "runs")
-            own: list[Any] = [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0)]
+            own = [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0)]
             own.append(RunCheckpoint(enabled=False))  # gigabytes, outside of the measured steps
             trainer |= {"callbacks": own, "logger": [RunEvents(run), run]}
             trainer |= {"enable_progress_bar": True, "default_root_dir": folder}

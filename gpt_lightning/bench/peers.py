@@ -11,7 +11,6 @@ graphs: graphs that torch.compile made.
 
 import importlib
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,7 @@ def measure_peers(row: Row) -> Values:
         both[name] = Training(module, batch, row.dtype, row.compile, optimizer=adamw, norm="none")
         both[name].block(warmup=0, steps=1)
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
-    found: Values = dict(timing.compare(blocks, row.rounds))
+    found = dict(timing.compare(blocks, row.rounds))
     for name, training in both.items():
         facts = {
             "tokens_per_sec": row.batch * row.context / found[f"{name}_ms"] * 1e3,
@@ -80,7 +79,7 @@ class Peer(nn.Module):
 
     def __init__(self, model: GPT) -> None:
         try:
-            transformers: Any = importlib.import_module("transformers")
+            transformers = importlib.import_module("transformers")
         except ModuleNotFoundError as error:
             missing = f"{error.name} is not installed: pip install transformers"
             raise SkippedError(missing) from error

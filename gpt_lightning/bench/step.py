@@ -125,7 +125,7 @@ class Training:
         """
         for _ in range(self.micro_batches):
             with phase("forward"), autocast(self.dtype, self.device):
-                loss: Tensor = self.model(*self.batch)
+                loss = self.model(*self.batch)
             with phase("backward"):
                 part = loss / self.micro_batches if self.micro_batches > 1 else loss
                 self.scaler.scale(part).backward()

@@ -141,9 +141,7 @@ def _checked(raw: Any) -> Manifest:
     if raw["version"] != VERSION:
         raise ValueError(f"format version {raw['version']}, this program reads {VERSION}")
     splits = {k: tuple(_made(Shard, row) for row in rows) for k, rows in raw["splits"].items()}
-    found: Manifest = _made(
-        Manifest, raw | {"source": _made(TextOrigin, raw["source"]), "splits": splits}
-    )
+    found = _made(Manifest, raw | {"source": _made(TextOrigin, raw["source"]), "splits": splits})
     if not isinstance(found.tokenizer, dict):
         raise TypeError(f"tokenizer is {found.tokenizer}, expected its name and settings")
     if not splits or found.format not in FORMATS:

@@ -219,7 +219,7 @@ def permuted(key: Key, n: int, places: np.ndarray) -> np.ndarray:
 def _neighbours(key: Key, n: int, places: np.ndarray) -> np.ndarray:
     """Return `permuted` of consecutive places, for a tenth of its time where few are asked for."""
     runs = range(places[0] // RUN, places[-1] // RUN + 1) if len(places) else range(1)
-    found: np.ndarray = np.concatenate([_permuted_run(key, n, run) for run in runs])
+    found = np.concatenate([_permuted_run(key, n, run) for run in runs])
     return found[places - runs[0] * RUN]
 
 

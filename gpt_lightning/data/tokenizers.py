@@ -172,7 +172,7 @@ class CharTokenizer(Tokenizer):
         return ids.astype(token_dtype(self.vocab_size))
 
     def decode(self, tokens: Ids) -> str:
-        codes: bytes = self._codes[_checked_ids(tokens, self)].tobytes()
+        codes = self._codes[_checked_ids(tokens, self)].tobytes()
         return codes.decode("utf-32-le", errors="surrogatepass")
 
     def decode_bytes(self, tokens: Ids) -> bytes:
@@ -226,7 +226,7 @@ class TiktokenTokenizer(Tokenizer):
         return ids.astype(token_dtype(self.vocab_size))
 
     def decode_bytes(self, tokens: Ids) -> bytes:
-        ids: list[int] = _checked_ids(tokens, self).tolist()
+        ids = _checked_ids(tokens, self).tolist()
         return self._encoding.decode_bytes(ids)
 
 
@@ -283,7 +283,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return np.array(ids, token_dtype(self.vocab_size))
 
     def decode_bytes(self, tokens: Ids) -> bytes:
-        ids: list[int] = _checked_ids(tokens, self).tolist()
+        ids = _checked_ids(tokens, self).tolist()
         return b"".join(self.bytes_of.get(token, b"") for token in ids)
 
     def spec(self) -> Fields:

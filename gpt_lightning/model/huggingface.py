@@ -141,7 +141,7 @@ def read_settings(path: Path) -> Fields:
     if not path.exists():
         return {}
     with user_errors(f"{path} is damaged"):
-        settings: Fields = {} | json.loads(path.read_text(encoding="utf-8"))
+        settings = {} | json.loads(path.read_text(encoding="utf-8"))
     for key, known in TABLE["settings"].items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")

@@ -49,7 +49,7 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
     Raises:
         UserError: There is no pattern, or one matches no layer.
     """
-    blocks: nn.Module = model.transformer.h if isinstance(model, GPT) else model
+    blocks = model.transformer.h if isinstance(model, GPT) else model
     layers = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
     if not targets:
         raise UserError("model.lora_targets is empty: name a layer, such as c_attn")

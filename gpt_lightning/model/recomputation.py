@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts as contexts_by
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
@@ -29,7 +26,7 @@ def recomputed(block: nn.Module, x: Tensor, keep_results: bool, dropout: bool) -
         keep_results: True keeps the results of products and, without dropout, of fused attention.
         dropout: True if the block has dropout.
     """
-    contexts = partial(create_selective_checkpoint_contexts, partial(policy, dropout))
+    contexts = partial(contexts_by, partial(policy, dropout))
     how: dict[str, Any] = {"context_fn": contexts} if keep_results else {}
     y: Tensor = checkpoint(block, x, use_reentrant=False, **how)
     return y

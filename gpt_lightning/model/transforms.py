@@ -1,7 +1,6 @@
 """Transforms of a model: layers get another class, and keep their names, parameters and values."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,7 @@ def transform(model: nn.Module, *transforms: Transform) -> None:
     """
     for choose in transforms:
         for name, layer in model.named_modules():
-            kind: Any = choose(name, layer)
-            if kind is not None:
+            if kind := choose(name, layer):
                 layer.__class__ = kind
 
 

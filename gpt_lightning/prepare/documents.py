@@ -204,7 +204,7 @@ def _line_at(entry: Input, offset: int, number: int) -> str:
 
 
 def _compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
-    unpacked: Any = gzip.GzipFile(fileobj=file)
+    unpacked = gzip.GzipFile(fileobj=file)
     is_gzip = entry.compression == ".gz"
     try:
         yield from io.BufferedReader(unpacked, CHUNK_BYTES) if is_gzip else _zstd_lines(file)

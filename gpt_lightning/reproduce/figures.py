@@ -93,5 +93,5 @@ def bench_results(command: str) -> Fields:
     run_bench(["bench", *command.split()])
     folders = (sweep.ROOT / command.split()[0]).iterdir()
     folder = max(folders, key=lambda path: path.stat().st_mtime)
-    report: Fields = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    report = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     return report

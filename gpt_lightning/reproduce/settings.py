@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 from jsonargparse import ArgumentParser
-from torch import Tensor, nn
+from torch import nn
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
@@ -133,7 +133,7 @@ def initial_weights(model: GPT) -> Fields:
 
     init_std: token embedding, position embedding, matrices, residual projections, biases.
     """
-    groups: list[list[Tensor]] = [
+    groups = [
         [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(ends)]
         for ends in INITIAL
     ]
@@ -170,7 +170,7 @@ def data_settings(module: GPTModule) -> Fields:
     """Return the tokens, the shape of a batch, the seed, and the evaluations if there are any."""
     trainer, data = module.trainer, cast(TokenDataModule, token_data(module.trainer))
     reader = data.reader
-    settings: Fields = {
+    settings = {
         "tokenizer": data.manifest.tokenizer["name"],
         "train_tokens": data.training_tokens(),
         "batch": [reader.batch_size, reader.block_size],

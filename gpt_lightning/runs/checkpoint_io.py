@@ -58,7 +58,7 @@ class DurableCheckpointIO(CheckpointIO):
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> Fields:
         # ignores weights_only of the caller: a checkpoint runs no code
-        loaded: Fields = read_content(Path(path), map_location or "cpu", mmap=False)
+        loaded = read_content(Path(path), map_location or "cpu", mmap=False)
         if isinstance(loaded, dict) and "shards" in loaded:
             from gpt_lightning.runs import shards  # most runs do not need it
 

@@ -200,7 +200,7 @@ def figures(run: Path) -> Fields:
     ends = [*events, *rows[:1], *rows[-1:]]
     saved = RunPaths(run).saved()[:1]
     steps = max([row["step"] or 0 for row in ends] + [file.step for file in saved], default=0)
-    found: Fields = {"steps": steps, "max_steps": total if total > 0 else None}
+    found = {"steps": steps, "max_steps": total if total > 0 else None}
     found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
     for name, column in COLUMNS.items():
         values = [float(row[column["metric"]]) for row in rows if row.get(column.get("metric", ""))]

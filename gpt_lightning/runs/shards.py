@@ -97,7 +97,7 @@ def write_shards(
             tied[own] = name
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    rest: Fields = mapped(take, checkpoint)
+    rest = mapped(take, checkpoint)
     alone = not dist.is_initialized()
     rank = 0 if alone else dist.get_rank()
     folder = path.parent / SHARDS / of_all_ranks(f"{path.stem}-{secrets.token_hex(4)}")[0]
@@ -174,7 +174,7 @@ def read_shards(
             tensors[name] = allocate(value)
         return tensors[name]
 
-    filled: Fields = mapped(fill, checkpoint)
+    filled = mapped(fill, checkpoint)
     del filled["shards"]
     try:
         reader = HuggingFaceStorageReader(str(folder))

@@ -121,7 +121,7 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
         shared("timeout_s", bench.timeout_s, "Time limit of each row, in seconds.", PositiveFinite),
     )
     for option in (*bench.options, *every):
-        kind: Any = {"type": option.type, "default": option.default}
+        kind = {"type": option.type, "default": option.default}
         names = [f"--{name}" for name in (option.name, option.alias) if name]
         if option.type is bool:
             kind = {"action": "store_true"}
@@ -244,7 +244,7 @@ class Sweep:
 
     def report(self, findings: Sequence[str] = ()) -> str:
         """Write the report of the rows so far, with findings below the notes; return last words."""
-        tables: Tables = {**self.tables, **self.bench.beside(self.rows)}
+        tables = {**self.tables, **self.bench.beside(self.rows)}
         title, *notes = [*self.bench.about, *findings]
         write_report(self.folder, title, self.machine, tables, notes, self.pictures)
         return self.bench.publish(self.args, self)
@@ -267,7 +267,7 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     path = folder / RESULTS
     if not path.exists():
         return {}
-    before: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["machine"]
+    before = json.loads(path.read_text(encoding="utf-8"))["machine"]
     facts = ("device", "CPU", "memory", "software")
     other = [f"{name} {before[name]}" for name in facts if before.get(name) != machine.get(name)]
     known = [before[EARLIER]] if EARLIER in before else []

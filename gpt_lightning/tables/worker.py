@@ -60,7 +60,7 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
         raise
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            found: Values = json.loads(line.removeprefix(MARK))
+            found = json.loads(line.removeprefix(MARK))
             return found
     return crash(process.returncode, errors)
 

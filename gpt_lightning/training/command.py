@@ -203,7 +203,7 @@ class GPTCLI(LightningCLI):
         """Return --run_name, else the name of the first configuration file, else gpt."""
         config = self.config[str(self.subcommand)]
         stem = Path(config.config[0]).stem if config.config else "gpt"
-        name: str = config.run_name or stem
+        name = config.run_name or stem
         plain = name.isprintable() and name == name.strip() and name != ".."
         if name != Path(name).name or not plain:
             raise UserError(

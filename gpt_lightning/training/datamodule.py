@@ -208,7 +208,7 @@ class TokenDataModule(LightningDataModule):
             UserError: The sequences are longer than the model's context.
         """
         config = getattr(self.trainer.lightning_module, "config", None)
-        longest: int | None = getattr(config, "block_size", None)  # None: another author's module
+        longest = getattr(config, "block_size", None)  # None: another author's module
         seed = self.settings.seed
         if seed is None:  # seed_everything leaves its number here, for all ranks
             seed = int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
@@ -262,7 +262,7 @@ class TokenDataModule(LightningDataModule):
 
     def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
-        facts: Fields = {"tokenizer": self.tokenizer.spec()}
+        facts = {"tokenizer": self.tokenizer.spec()}
         if self.trainer.state.fn != TrainerFn.FITTING:
             return facts
         loader = self.reader.train_loader

@@ -269,7 +269,7 @@ class GPTModule(EvaluatedModule):
     def _build_optimizer(self) -> Optimizer:
         file = optimizers.load(self.settings)
         fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
-        optimizer: Optimizer = file.build(self.model, self.settings, fused)
+        optimizer = file.build(self.model, self.settings, fused)
         return optimizer
 
     def learning_rate_at(self, step: int, peak: float) -> float:

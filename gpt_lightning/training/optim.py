@@ -151,7 +151,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a shard, without a copy; other tensors as they are."""
-    rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    rows = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return rows
 
 

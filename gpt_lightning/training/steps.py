@@ -362,7 +362,7 @@ def total_steps(trainer: Trainer) -> int:
 
 def at_log_step(trainer: Trainer, step: int) -> bool:
     """Return whether an optimizer step is logged (1 is the first)."""
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 logs nothing
+    every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 logs nothing
     return every > 0 and step % every == 0
 
 

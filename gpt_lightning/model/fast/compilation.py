@@ -1,5 +1,6 @@
 """Compilation of a model: on which devices, and with which settings."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -7,7 +8,9 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -179,9 +182,8 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
         from torch._functorch import config
         from torch._inductor import config as loops
 
-        inductor: Any = torch._dynamo.lookup_backend("inductor")
-        recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
-        sums = WRITE_SUMS if device == "cpu" else {}
+        inductor = torch._dynamo.lookup_backend("inductor")
+        recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
         # the backward graph at once, while the settings hold
         settings = recompute | {"force_non_lazy_backward_lowering": True}
         for name in settings:
@@ -191,6 +193,20 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         with kept_code(), trusted_instructions(), config.patch(settings), loops.patch(sums):
+            if device == "cpu":
+                Thread(target=copy_context().run, args=(compile_header,)).start()
             return inductor(graph, inputs)
 
     return compile_graph
+
+
+def compile_header() -> None:
+    """Compile the C++ header of all loops, 5 s where it is new, while Inductor makes the loops.
+
+    PyTorch alone compiles it when the first loop is made, and makes no other meanwhile.
+    """
+    code = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* x) {}'
+    with contextlib.suppress(Exception):  # a compiler's message comes with the graph's first loop
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+        CppPythonBindingsCodeCache.load_pybinding(["float*"], code)

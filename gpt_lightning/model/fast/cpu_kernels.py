@@ -20,6 +20,7 @@ from gpt_lightning.model.attention import (
     sdpa_attention,
 )
 from gpt_lightning.model.fast import cpu_attention
+from gpt_lightning.model.fast.cpu_attention import OPERATORS
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype, pad_columns
 from gpt_lightning.model.transforms import by_class, by_name, transform
@@ -173,9 +174,7 @@ class DeterministicEmbedding(nn.Embedding):
         return Lookup.apply(idx, self.weight)  # type: ignore[no-untyped-call]
 
 
-cpu_attention.OPERATORS.define(
-    "embedding_gradient(Tensor gradient, Tensor idx, int rows) -> Tensor"
-)
+OPERATORS.define("embedding_gradient(Tensor gradient, Tensor idx, int rows) -> Tensor")
 
 
 def embedding_gradient(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
@@ -188,10 +187,8 @@ def empty_rows(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
     return gradient.new_empty(rows, gradient.size(-1))
 
 
-cpu_attention.OPERATORS.impl("embedding_gradient", embedding_gradient, "CPU")
-torch.library.register_fake(
-    "gpt_lightning::embedding_gradient", empty_rows, lib=cpu_attention.OPERATORS
-)
+OPERATORS.impl("embedding_gradient", embedding_gradient, "CPU")
+torch.library.register_fake("gpt_lightning::embedding_gradient", empty_rows, lib=OPERATORS)
 
 
 class Lookup(torch.autograd.Function):
@@ -245,9 +242,8 @@ def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     if T == S and cpu_attention.runs(T, hs, q.dtype):
         seeds = draw_seeds() if dropout_p > 0.0 else None
         return cpu_attention.CausalAttention.apply(q, k, v, dropout_p, seeds)  # type: ignore[no-untyped-call]
-    return (hashed_attention if naive_is_faster(S, dropout_p) else sdpa_attention)(
-        q, k, v, dropout_p
-    )
+    attention = hashed_attention if naive_is_faster(S, dropout_p) else sdpa_attention
+    return attention(q, k, v, dropout_p)
 
 
 KERNELS = ATTENTION | {"auto": auto_attention, "naive": hashed_attention}

@@ -146,5 +146,5 @@ def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False
     if dtype == torch.bfloat16:
-        return bool(ops._is_mkldnn_bf16_supported())
+        return any(map(torch.cpu.get_capabilities().get, ("avx512_bw", "bf16")))  # x86, ARM
     return dtype == torch.float32

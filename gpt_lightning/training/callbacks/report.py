@@ -247,7 +247,7 @@ class StepProgress(ProgressBar):
         self._total = total_steps(trainer)
         self._printed, terminal = time.monotonic(), sys.stdout.isatty()
         if self.plain_every_n_steps is None:
-            log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+            log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
             self.plain_every_n_steps = line_interval(self._total, log_every)
         if self.is_enabled:
             self._bar = tqdm(

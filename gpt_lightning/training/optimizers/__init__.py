@@ -29,6 +29,6 @@ def load(settings: Settings) -> Any:
     if name not in names():
         hint = nearest(str(name), names())  # null in a file comes as None
         raise UserError(f"model.optimizer is {name!r}; expected {', '.join(names())}{hint}")
-    file: Any = importlib.import_module(f"{__name__}.{name}")
+    file = importlib.import_module(f"{__name__}.{name}")
     getattr(file, "check", lambda settings: None)(settings)
     return file

@@ -160,7 +160,7 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Ten
     shards = DTensor.from_local(
         x.contiguous(), like.device_mesh, [Shard(source)], shape=shape, stride=stride
     )
-    exchanged: Tensor = shards.redistribute(placements=[Shard(target)]).to_local()
+    exchanged = shards.redistribute(placements=[Shard(target)]).to_local()
     return exchanged
 
 
