@@ -68,6 +68,7 @@ def written_keys(settings: dict, prefix: str = "") -> set[str]:
     return keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PURPOSE)
 def test_every_configuration_parses_and_its_model_can_be_built(name, parse):
     config = parse(*combination(name))
@@ -87,6 +88,7 @@ def test_the_first_line_says_what_it_is(name):
         assert sum(not line.startswith("#") for line in text.splitlines()) <= 12  # a few lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PURPOSE if name not in RUNS])
 def test_an_overlay_sets_nothing_that_is_set_already(name, parse):
     *below, _ = combination(name)

@@ -105,7 +105,7 @@ def test_install_leaves_parameters_and_eager_results_alone():
     [
         pytest.param("gelu_tanh", False, 11, 1e-4, 1e-6, marks=pytest.mark.slow),
         ("gelu", False, 11, 1e-4, 1e-6),
-        ("gelu", True, 6500, 2**-5, 2e-3),  # padded to 6,528
+        pytest.param("gelu", True, 6500, 2**-5, 2e-3, marks=pytest.mark.slow),  # padded to 6,528
     ],
 )
 def test_compiled_it_is_the_same_model(

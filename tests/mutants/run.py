@@ -114,9 +114,7 @@ class Job:
 def is_core(module: str) -> bool:
     """Return whether mutants are made of a module (its name without the package's)."""
     room = module.partition(".")[0]
-    if module in NOT_CORE:
-        return False
-    return room in CORE or module in CALCULATE
+    return module not in NOT_CORE and (room in CORE or module in CALCULATE)
 
 
 def draw(root: Path, count: int, seed: int, only: str) -> list[Mutant]:

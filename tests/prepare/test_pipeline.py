@@ -128,7 +128,7 @@ def test_the_last_documents_held_out(
         assert tokens_of(out, split) == own
 
 
-@pytest.mark.parametrize("shuffle", [pytest.param(None, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("shuffle", [pytest.param(x, marks=pytest.mark.slow) for x in (None, 5)])
 def test_the_same_whatever_the_number_of_workers(
     source: Path, tmp_path: Path, shuffle: int | None
 ) -> None:
@@ -511,7 +511,7 @@ def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subp
 @pytest.mark.parametrize(
     ("tokenizer", "shuffle", "step"),
     [
-        ("char", None, 1),  # one text
+        pytest.param("char", None, 1, marks=pytest.mark.slow),  # one text
         *(pytest.param("gpt2", None, at, marks=pytest.mark.slow) for at in (7, 17)),
         pytest.param("gpt2", 5, 11, marks=pytest.mark.slow),
     ],
