@@ -1,5 +1,8 @@
 """Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop.
 
+Trainer and callbacks cost about 1 ms a step: 0.7 and 2.0 ms in two runs on two cores, whose own
+scatter is 1 ms. That is no longer a goal: of the quickstart's step of 43 ms it is 2%.
+
 Two loops train the same model on the same batch with the same optimizer, in one process, in blocks
 A B A B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
 rounds of a block's mean step, so that work of every tenth step, such as logging, is included.
