@@ -76,7 +76,7 @@ class Lines:
 
     Args:
         repository: Folder whose tests were watched.
-        folder: What `watch` has written.
+        folder: Folder that `watch` wrote into.
     """
 
     def __init__(self, repository: Path, folder: Path) -> None:
