@@ -75,6 +75,7 @@ def test_help_explains_each_option(name, capsys):
     assert bench.about[1:]  # conventions and units
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monkeypatch, capsys):
     if name == "peers":

@@ -101,8 +101,7 @@ class Lines:
         if not any(line in function for function in functions):
             inside = (number for function in functions for number in function)
             return _union(ran, inside) or _union(ran, ran)
-        statement = statements[line]
-        return (line in statement and ran.get(line)) or _union(ran, statement)
+        return (line in statements[line] and ran.get(line)) or _union(ran, statements[line])
 
 
 def _union(ran: dict[int, set[str]], lines: Iterable[int]) -> set[str]:

@@ -89,7 +89,7 @@ def test_the_bytes_of_the_first_versions(
     assert dataset_digest(tmp_path / "out") == digest
 
 
-@pytest.mark.parametrize("shard_tokens", [7, 500, 10**8])
+@pytest.mark.parametrize("shard_tokens", [pytest.param(7, marks=pytest.mark.slow), 500, 10**8])
 def test_documents_held_out_by_hash(
     source: Path, texts: list[str], tmp_path: Path, shard_tokens: int
 ) -> None:
@@ -418,7 +418,7 @@ def test_work_of_other_settings_stays(source: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob(".out.parts/*/*.tokens"))
 
 
-@pytest.mark.parametrize("shuffle", [None, 3])
+@pytest.mark.parametrize("shuffle", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_damage_of_unfinished_work_never_reaches_the_dataset(
     source: Path, tmp_path: Path, shuffle: int | None
 ) -> None:
