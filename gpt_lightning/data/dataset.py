@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read and check a dataset: header, size and count of every shard.
+    """Read and check a dataset: header, size and count of every shard, and no unlisted shard.
 
     Up to 1 GiB every token is checked, so that one outside the vocabulary is found here and not in
     the middle of training. In larger datasets `gpt-lightning data verify` finds it.
@@ -123,7 +123,19 @@ def load_manifest(folder: Path) -> Manifest:
             check_shard(folder, shard, manifest)
         else:
             open_shard(folder, shard, manifest.dtype, manifest.format)
+    for name in unlisted(folder, manifest):
+        raise UserError(
+            f"{folder / name}: expected {len(manifest.shards())} shards, found this one, which the "
+            f"manifest does not list; remove it, or {repair_hint(folder)}"
+        )
     return manifest
+
+
+def unlisted(folder: Path, manifest: Manifest) -> list[str]:
+    """Return the names of files that look like shards of a dataset and are not in its manifest."""
+    suffix = Path(FORMATS[manifest.format].name).suffix
+    listed = {shard.file for shard in manifest.shards()}
+    return sorted({path.name for path in folder.glob(f"*{suffix}")} - listed)
 
 
 def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -> Path:
@@ -169,9 +181,9 @@ def verify(folder: Path) -> None:
                 faults.append(f"{shard.file}: {error.__cause__}")
                 if isinstance(error.__cause__, OSError):  # nothing is known of its content
                     fix = CHECK_READ
-    suffix = Path(FORMATS[manifest.format].name).suffix
-    unlisted = {path.name for path in folder.glob(f"*{suffix}")} - {shard.file for shard in shards}
-    faults += [f"{name}: the manifest does not list this shard" for name in sorted(unlisted)]
+    faults += [
+        f"{name}: the manifest does not list this shard" for name in unlisted(folder, manifest)
+    ]
     if faults:
         raise UserError(
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {len(shards)} shards: "

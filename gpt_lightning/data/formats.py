@@ -87,7 +87,8 @@ def _read_npy(head: bytes, size: int | None) -> Header:
 def _parsed_npy(header: bytes) -> Header:
     stream = io.BytesIO(header)
     try:
-        np.lib.format.read_magic(stream)
+        if (version := np.lib.format.read_magic(stream)) != (1, 0):
+            raise ValueError(f"version {version} of npy")
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     # Another format or a short header raises ValueError. But numpy parses the header as Python
     # source, and a flipped bit in it raises the errors of tokenize, and others.

@@ -4,9 +4,7 @@ The product knows nothing of this file: each accident replaces a function of Pyt
 or one method of GPTModule, in this process alone.
 """
 
-import builtins
 import hashlib
-import io
 import json
 import os
 import signal
@@ -53,21 +51,21 @@ def kill_in_save(moment: str, number: int) -> None:
     first byte; before fsync; after fsync; before the sidecar; before the rename: the sidecar is
     there; renamed: before the folder is synced; deleting: an older one has just been removed.
     """
+    import torch
+
     saves = [0]
-    real_open, real_fsync, real_replace, real_unlink = io.open, os.fsync, os.replace, os.unlink
+    real_save, real_fsync, real_replace, real_unlink = torch.save, os.fsync, os.replace, os.unlink
 
     def now(at: str) -> bool:
         return at == moment and saves[0] == number
 
-    def open_(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        opened = real_open(file, mode, *args, **kwargs)
-        if "w" in mode and is_data(file):
+    def save(obj: Any, file: Any) -> None:
+        if is_data(getattr(file, "name", "")):
             saves[0] += 1
             if now("first byte"):
-                opened.write(b"P")
-                opened.flush()
+                file.write(b"P")
                 die()
-        return opened
+        real_save(obj, file)
 
     def fsync(descriptor: int) -> None:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -92,7 +90,7 @@ def kill_in_save(moment: str, number: int) -> None:
         if str(path).endswith(".ckpt") and saves[0] >= number and moment == "deleting":
             die()
 
-    io.open = builtins.open = open_  # type: ignore[assignment]
+    torch.save = save
     os.fsync, os.replace, os.unlink = fsync, replace, unlink  # type: ignore[assignment]
     os.remove = unlink  # type: ignore[assignment]
 
