@@ -113,8 +113,9 @@ def private_names() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sources():
         for name in set(used_names(tree(path))):
-            last = name.strip(".").split(".")[-1]
-            if last not in own and last not in SUFFIXES and "gpt_lightning" not in last:
+            *module, last = name.strip(".").split(".")  # an imported name has a module
+            ours = not module and last in own
+            if not ours and last not in SUFFIXES and "gpt_lightning" not in last:
                 found.setdefault(last, set()).add(str(path.relative_to(PACKAGE)))
     return found
 
