@@ -12,6 +12,7 @@ import pytest
 # A word of arguments: ours, or plain for a module of another author under L.Trainer.
 SCRIPT = '''
 import gc, inspect, json, os, signal, sys, threading
+from unittest import mock
 import lightning as L
 import torch
 from torch import nn
@@ -20,12 +21,16 @@ LIBRARIES = ("lightning", "torch.optim", "torch._inductor", "torch._dynamo")
 
 
 def where(value):
-    """Description of a function, equal in two processes."""
-    value = getattr(value, "__func__", value)
+    """Description of a callable, equal in two processes; None for other values."""
+    if isinstance(value, type):
+        return f"class {value.__module__}.{value.__qualname__}"
     code = getattr(value, "__code__", None)
-    if not inspect.iscode(code):
-        return None
-    return f"{code.co_filename}:{code.co_firstlineno} {value.__qualname__}"
+    if inspect.iscode(code):
+        return f"{code.co_filename}:{code.co_firstlineno} {value.__qualname__}"
+    for inner in ("__func__", "fget", "func", "__wrapped__"):
+        if inspect.getattr_static(value, inner, None) is not None:
+            return f"{type(value).__name__} of {where(getattr(value, inner))}"
+    return f"{where(type(value))} {getattr(value, '__qualname__', '')}" if callable(value) else None
 
 
 def functions():
@@ -34,14 +39,11 @@ def functions():
         if module is None or not f"{name}.".startswith(tuple(f"{lib}." for lib in LIBRARIES)):
             continue
         for key, value in sorted(vars(module).items()):
-            if place := where(value):
-                found[f"{name}.{key}"] = place
+            found[f"{name}.{key}"] = where(value)
             if inspect.isclass(value) and value.__module__ == name:
                 for attribute, method in vars(value).items():
-                    method = getattr(method, "fget", method)
-                    if place := where(method):
-                        found[f"{name}.{key}.{attribute}"] = place
-    return found
+                    found[f"{name}.{key}.{attribute}"] = where(method)
+    return {name: place for name, place in found.items() if place}
 
 
 def configs():
@@ -57,24 +59,27 @@ def configs():
 
 
 def process():
+    """State of the process by name, one entry for each variable, signal and kind of hook."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     hooks = [key for key in vars(nn.modules.module) if key.startswith("_global_") and "hook" in key]
     return {
-        "environment": {k: v for k, v in os.environ.items() if k != "_"},
-        "signals": {s.name: str(signal.getsignal(s)) for s in signals},
+        **{f"environment {k}": v for k, v in os.environ.items() if k != "_"},
+        **{s.name: str(signal.getsignal(s)) for s in signals},
+        **{key: len(getattr(nn.modules.module, key) or ()) for key in hooks},
         "wakeup": signal.set_wakeup_fd(-1),
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks)],
         "streams": [str(sys.stdout), str(sys.stderr)],
         "excepthooks": [str(sys.excepthook), str(threading.excepthook)],
-        "module hooks": {key: len(getattr(nn.modules.module, key) or ()) for key in hooks},
         "autocast": torch.is_autocast_enabled("cpu"),
+        "products": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
 class Plain(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.model = torch.compile(user_model())
+        self.model = torch.compile(nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64)))
 
     def training_step(self, batch, index):
         return self.model(batch).float().square().mean()
@@ -86,9 +91,19 @@ class Plain(L.LightningModule):
         return torch.utils.data.DataLoader(torch.randint(64, (6, 32)), batch_size=2)
 
 
-def user_model():
-    layers = nn.Embedding(64, 64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 64)
-    return nn.Sequential(*layers)
+class Attention(nn.Module):
+    """Model of a user, with each layer for which the package has a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(64, 64), nn.LayerNorm(64)
+        self.qkv = nn.Linear(64, 192)
+        self.rest = nn.Sequential(nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 64))
+
+    def forward(self, idx):
+        qkv = self.qkv(self.norm(self.embedding(idx))).view(2, 32, 3, 2, 32).transpose(1, 3)
+        out = nn.functional.scaled_dot_product_attention(*qkv.unbind(2), is_causal=True)
+        return self.rest(out.transpose(1, 2).reshape(2, 32, 64))
 
 
 before = process()
@@ -104,24 +119,27 @@ else:
         {"model.config.n_layer": 1, "model.config.n_head": 2, "model.config.n_embd": 64},
         {"model.config.block_size": 32, "model.config.vocab_size": None, "model.compile": True},
         {"model.config.dropout": 0.1, "trainer.accelerator": "cpu", "trainer.max_steps": 2},
-        {"trainer.precision": "bf16-mixed", "samples.max_new_tokens": 4, "trainer.logger": False},
+        {"trainer.precision": "bf16-mixed", "samples.max_new_tokens": 4},
     )
 after = process()
 settings = configs()
-model = torch.compile(user_model())
-idx = torch.randint(64, (2, 32))
-with torch.profiler.profile() as profile, torch.autocast("cpu", torch.bfloat16):
-    model(idx).sum().backward()
-operators = sorted({event.key for event in profile.key_averages()})
-facts = {"functions": functions(), "configs": settings, "operators": operators}
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+code = []
+with (
+    mock.patch.object(GraphLowering, "save_output_code", code.append),
+    config.patch(fx_graph_cache=False),
+    torch.autocast("cpu", torch.bfloat16),
+):
+    torch.compile(Attention())(torch.randint(64, (2, 32))).sum().backward()
+facts = {"functions": functions(), "configs": settings, "code": code}
 json.dump(facts | {"before": before, "after": after}, open(f"{sys.argv[1]}.json", "w"))
 '''
 
 
-def changed(facts: dict) -> dict[str, list]:
-    """Entries of a process's state that differ after the run, by name."""
-    before, after = facts["before"], facts["after"]
-    return {key: [before[key], after[key]] for key in before if before[key] != after[key]}
+def different(plain: dict, ours: dict) -> dict:
+    """Entries of `plain` that `ours` lacks or has with another value."""
+    return {key: [value, ours.get(key)] for key, value in plain.items() if ours.get(key) != value}
 
 
 @pytest.mark.slow
@@ -138,20 +156,19 @@ def test_a_compiled_fit_replaces_nothing(tmp_path):
         found[who] = json.loads((tmp_path / f"{who}.json").read_text())
     plain, ours = found["plain"], found["ours"]
     assert any("torch.optim.adamw" in name for name in ours["functions"])
-    replaced = {
-        name: [plain["functions"][name], place]
-        for name, place in ours["functions"].items()
-        if plain["functions"].get(name, place) != place
+    assert len(plain["code"]) == 2  # forward and backward of the user's model
+    generated = ("compile_tasks.", "__compiled_fn")  # modules and functions named after their code
+    functions = {
+        name: place
+        for name, place in plain["functions"].items()
+        if not any(word in name for word in generated)
     }
-    assert replaced == {}
-    own = str(Path(__file__).parents[2] / "gpt_lightning")
-    assert [name for name, place in ours["functions"].items() if own in place] == []
-    configs = {key: [plain["configs"].get(key), value] for key, value in ours["configs"].items()}
-    assert {key: both for key, both in configs.items() if both[0] != both[1]} == {}
-    assert [name for name in ours["operators"] if "gpt_lightning" in name] == []
-    # PyTorch sets variables itself when its compiler is imported
-    pytorchs = plain["after"]["environment"].keys() - plain["before"]["environment"].keys()
-    for name in pytorchs - ours["before"]["environment"].keys():
-        ours["after"]["environment"].pop(name, None)
-    theirs = changed(plain).keys() - {"environment"}
-    assert {key: both for key, both in changed(ours).items() if key not in theirs} == {}
+    assert different(functions, ours["functions"]) == {}
+    own = str(Path(__file__).parents[2] / "gpt_lightning"), "gpt_lightning."
+    assert {n: at for n, at in ours["functions"].items() if any(word in at for word in own)} == {}
+    assert different(plain["configs"], ours["configs"]) == {}
+    assert plain["code"] == ours["code"]
+    # variables are put back, also those that PyTorch's compiler sets
+    changed = different(plain["after"], plain["before"]).items()
+    pytorchs = {key: after for key, (after, _) in changed if not key.startswith("environment ")}
+    assert ours["after"] == ours["before"] | pytorchs
