@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from gpt_lightning.files import yaml_beside
+from gpt_lightning.removed import REMOVED
 
 # sections of hints.yaml: words, expected, yaml
 HINTS: dict[str, dict[str, str]] = yaml_beside(__file__)
@@ -41,8 +42,7 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
     """
     text = " ".join(message.split())
     help_hint = f"; `{prog} --help` lists the options" if prog.startswith("gpt-lightning") else ""
-    key = re.search(r'.*Parser key "([\w.]+)":? (.*)', text)
-    if key is not None:
+    if key := re.search(r'.*Parser key "([\w.]+)":? (.*)', text):
         return wrong_value(key[1], key[2])
     if found := re.match(r"unrecognized arguments: (\S+)", text):
         return unknown_argument(found[1], options, positionals) or (
@@ -74,7 +74,9 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 
 def hint_at(word: str, options: Sequence[str]) -> str:
-    """Return the hint at the key of a word, or an empty string."""
+    """Return the hint at the key of a word, or the fix of a removed key; else an empty string."""
+    if word in REMOVED:
+        return f": {REMOVED[word]['fix']}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""
 
@@ -104,10 +106,8 @@ def wrong_value(key: str, text: str) -> str:
             return f"{key}: {found[0]}"
     given = next((m[1] for form in GIVEN if (m := re.search(form, text))), None)
     if given is None:
-        text = text.replace("Unable to load config", "expected keys below it, not")
-        return f"{key}: {text}"
-    bounds = re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", text)
-    if bounds:
+        return f"{key}: {text.replace('Unable to load config', 'expected keys below it, not')}"
+    if bounds := re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", text):
         return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
     expected = HINTS["expected"].get(key) or ", ".join(dict.fromkeys(expectations(text)))
     return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"

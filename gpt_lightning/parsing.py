@@ -205,9 +205,8 @@ def plain_number(value: Any) -> Any:
         return type(value)(map(plain_number, value))
     if isinstance(value, dict):
         return {key: plain_number(item) for key, item in value.items()}
-    for plain in (int, float):
-        if isinstance(value, plain) and not isinstance(value, bool):
-            return plain(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value) if isinstance(value, int) else float(value)
     return value
 
 
@@ -328,8 +327,7 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     for i in (positions := config_positions(args)):
         path = config_file(args[i].removeprefix("--config="))
         read_config(path, keys)
-        with path.open(encoding="utf-8") as file:
-            overlay = re.match(r"# Overlay of ([^.]+)\.", file.readline())
+        overlay = re.match(r"# Overlay of ([^.]+)\.", path.read_text(encoding="utf-8"))
         if overlay and i == positions[0]:
             raise UserError(
                 f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
@@ -365,7 +363,7 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
 
     Args:
         path: The file.
-        keys: Known keys. The word before a dot is a section, which must hold keys.
+        keys: Known keys. What stands before a dot is a section, which must hold keys.
 
     Raises:
         UserError: The file cannot be read, or is no mapping of keys in YAML.
@@ -383,13 +381,15 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
         raise UserError(f"{where}{explain_yaml(error)}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{where} holds no keys: expected YAML such as `trainer: {{max_steps: 9}}`")
-    for name, section in settings.items():
+    sections = list(settings.items())
+    for name, section in sections:  # which grows by the sections below
         below = [key for key in keys if key.startswith(f"{name}.") and key[-5:] != ".help"]
         if below and not isinstance(section, dict):
             raise UserError(
                 f"{where}: {name} is {section!r}; expected keys below it, such as {below[0]}; "
                 "remove the line if there are none"
             )
+        sections += [(f"{name}.{key}", value) for key, value in section.items()] if below else []
     return settings
 
 
