@@ -9,8 +9,10 @@ import yaml
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.sample import sample
+from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import prepare
 from gpt_lightning.runs.settings import TaskSettings
+from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
@@ -59,3 +61,6 @@ def test_python_has_the_defaults_of_the_command(key, made):
     for name, parameter in inspect.signature(made).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
             assert as_yaml(parameter.default) == expected[name]
+        if key in EVERY_RUN:  # Python checks its arguments as the command does
+            with pytest.raises(UserError, match=f"{key}.{name}"):
+                made(**{name: ["no value"]})

@@ -17,7 +17,6 @@ from gpt_lightning.training.callbacks.samples import evaluated_weights, run_toke
 from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import find_callback, is_fitting
 
 
 class EvaluateTasks(steps.StepCallback):
@@ -41,7 +40,7 @@ class EvaluateTasks(steps.StepCallback):
         self._due = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        tokenizer, watchdog = run_tokenizer(trainer), find_callback(trainer, Watchdog)
+        tokenizer, watchdog = run_tokenizer(trainer), steps.find_callback(trainer, Watchdog)
         if self.settings.every_n_steps is None and not trainer.limit_val_batches:
             raise UserError(
                 "evaluation.tasks follow the validations, and trainer.limit_val_batches is 0: set "
@@ -62,7 +61,7 @@ class EvaluateTasks(steps.StepCallback):
             self._due |= trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if is_fitting(trainer) and not trainer.sanity_checking:
+        if steps.is_fitting(trainer) and not trainer.sanity_checking:
             self._due |= self.settings.every_n_steps is None
 
     def between_batches(self, trainer: Trainer) -> None:

@@ -33,6 +33,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 ANSWER_S = 3.0  # time for the other ranks to print their stacks
 
 
+@checked("signals")
 class StopSignals(steps.StepCallback):
     """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps.
 
