@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from gpt_lightning.bench import COLUMNS
 from gpt_lightning.files import Fields, reference_rows
+from gpt_lightning.hardware.precision import DTYPES
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.sweep import Bench
 
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MODELS = ("toy", "gpt")
 # device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
 CUDA_RULES = "cuda-rules"
@@ -63,7 +63,7 @@ BENCH = Bench(
             place,
             f"Any of cpu, mps, cuda, auto and {CUDA_RULES}, separated by commas.",
         ),
-        options.words("autocast", "autocast", AUTOCAST),
+        options.words("autocast", "autocast", ("fp16", "bf16")),
         options.words("models", "model", MODELS),
     ),
     timeout_s=120.0,
@@ -74,7 +74,7 @@ def measure_dtypes(device: str, autocast: str, model: str) -> Fields:
     """Run a step and record the dtype of every tensor."""
     tensors = [
         {"kind": kind, "tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for (kind, name), tensor in observe(model, AUTOCAST[autocast], device).items()
+        for (kind, name), tensor in observe(model, DTYPES[autocast].operands, device).items()
     ]
     row: Fields = {}
     for each in tensors:

@@ -24,6 +24,7 @@ from torch import Tensor
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.peers import Peer
 from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.hardware.precision import DTYPES
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
 from gpt_lightning.model.gpt import GPT
@@ -66,7 +67,7 @@ def measure_generate(row: Row) -> Values:
     torch.manual_seed(0)
     model = GPT(models.make_config(row.shape, row.context, row.vocab_size)).to(device).eval()
     start = torch.randint(row.vocab_size, (row.batch, prompt), device=device)
-    products = torch.bfloat16 if row.dtype == "bf16" else None
+    products = DTYPES[row.dtype].cast
     generator = torch.Generator(device).manual_seed(0)
     sampling = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
     began = time.perf_counter()

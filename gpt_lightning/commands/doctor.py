@@ -188,7 +188,7 @@ def devices() -> Iterator[Line]:
 
 def tried(place: torch.device, name: str, exact: list[torch.Tensor], needed: bool) -> Line:
     """Return the line of a precision: its error against the CPU, or the reason why it fails."""
-    limit = TABLE["precisions"][name][1]
+    limit = TABLE["precisions"][name]
     try:
         pairs = zip(loss_and_gradients(place, name), exact, strict=True)
         error = torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max().item()
@@ -205,9 +205,10 @@ def loss_and_gradients(place: torch.device, name: str) -> list[torch.Tensor]:
     precision.check_precision(place.type, name)
     torch.manual_seed(0)
     batch = torch.randint(64, (2, 2, 32)).to(place)
-    model = gpt.GPT(gpt.GPTConfig(**TABLE["model"]))
-    model.to(place, getattr(torch, TABLE["precisions"][name][0]))
-    with precision.autocast(precision.product_dtype(name, "highest", place), place):
+    dtype = precision.product_dtype(name, "highest", place)
+    weights = torch.float32 if name.endswith("-mixed") else precision.DTYPES[dtype].operands
+    model = gpt.GPT(gpt.GPTConfig(**TABLE["model"])).to(place, weights)
+    with precision.autocast(dtype, place):
         loss = model(*batch) * TABLE["scale"]
     found = (loss.detach(), *torch.autograd.grad(loss, [*model.parameters()]))
     return [tensor.cpu().double() for tensor in found]

@@ -30,7 +30,7 @@ def evaluate(
     Args:
         path: Checkpoint, run folder, folder of Hugging Face, ckpt.pt of nanoGPT, or gpt2 and its
             other sizes, which are downloaded; docs/models.md has all of them.
-        tasks: Names, separated by commas: hellaswag, lambada, wikitext; perplexity, with --text.
+        tasks: Names, separated by commas, such as hellaswag,lambada; perplexity, with --text.
         data: Folder with the files of the tasks (docs/evaluation.md has their names); null: they
             are downloaded once.
         text: Text file, or a prepared dataset, for perplexity.
@@ -48,6 +48,7 @@ def evaluate(
 
     from gpt_lightning.evaluate.scoring import Scorer
     from gpt_lightning.evaluate.tasks import Task, report, task_names
+    from gpt_lightning.hardware.precision import DTYPES
     from gpt_lightning.runs.sources import open_model
 
     names = task_names(tasks)
@@ -56,10 +57,8 @@ def evaluate(
     source, model, tokenizer, kind = open_model(path, device, network)
     rank = int(os.environ.get("LOCAL_RANK") or 0)
     model.to(torch.device(kind, rank) if kind == "cuda" else kind)
-    products = torch.bfloat16 if dtype == "bf16" else None
-    scorer = Scorer(model, tokenizer, batch_size, products)
+    scorer = Scorer(model, tokenizer, batch_size, DTYPES[dtype].cast)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # torchrun sets it
         torch.distributed.init_process_group("gloo")
-    file = None if out is None else Path(out)
-    report(todo, f"{source}, {dtype} on {kind}", model.config, file)
+    report(todo, f"{source}, {dtype} on {kind}", model.config, Path(out) if out else None)

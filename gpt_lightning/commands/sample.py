@@ -107,9 +107,7 @@ def load(
         n_tokens: Number of tokens of all texts. Few are not worth laying out the weights.
         network: Value of --network.
     """
-    import torch
-
-    from gpt_lightning.hardware.precision import fastest_precision
+    from gpt_lightning.hardware.precision import DTYPES, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, make_decoder
     from gpt_lightning.runs.sources import open_model
 
@@ -118,8 +116,7 @@ def load(
     if dtype == "auto":
         precision, why = fastest_precision(kind)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
-    products = torch.bfloat16 if dtype == "bf16" else None
-    decoder = make_decoder(model.to(kind), products, n_tokens >= PACKED_FROM)
+    decoder = make_decoder(model.to(kind), DTYPES[dtype].cast, n_tokens >= PACKED_FROM)
     print(f"# {source}, in {dtype}: {why}", flush=True)
     return decoder, tokenizer
 

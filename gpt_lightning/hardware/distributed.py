@@ -122,8 +122,7 @@ class LoopbackEnvironment(envs.LightningEnvironment):
                     master_listen_fd=listener.detach(),  # owned by the store from here on
                 )
             os.environ["MASTER_PORT"] = str(port)
-            loopback = "lo0" if sys.platform == "darwin" else "lo"
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
             # makes PyTorch connect to this store as a client instead of opening one
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         return super().main_port

@@ -23,6 +23,11 @@ class Dtype(NamedTuple):
     precision: str
     autocast: bool = False
 
+    @property
+    def cast(self) -> torch.dtype | None:
+        """Dtype to which that training casts the operands; None: they have it."""
+        return self.operands if self.autocast else None
+
 
 # tf32 has float32 tensors, of which NVIDIA's tensor cores read 19 bits
 DTYPES = {
@@ -36,14 +41,14 @@ DTYPES = {
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context of a forward pass whose products are in one of DTYPES."""
-    chosen = DTYPES[dtype]
-    return torch.autocast(device.type, chosen.operands) if chosen.autocast else nullcontext()
+    cast = DTYPES[dtype].cast
+    return torch.autocast(device.type, cast) if cast else nullcontext()
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
     """Return the dtype to which a precision of the Trainer casts operands; None if to none."""
-    cast = {dtype.precision: dtype.operands for dtype in DTYPES.values() if dtype.autocast}
-    return cast.get(precision)
+    casts = {dtype.precision: dtype.cast for dtype in DTYPES.values()}
+    return casts.get(precision)
 
 
 def check_accelerator(accelerator: str, flag: str) -> None:
@@ -104,8 +109,7 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
     if kind != "cpu":
         return "32-true", f"nothing faster is known to be safe on {kind}"
     capabilities = torch.cpu.get_capabilities()
-    units = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
-    if units:
+    if units := [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]:
         return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
     return "32-true", "this CPU does not multiply bfloat16"
 
@@ -139,8 +143,7 @@ def product_dtype(precision: str, matmul_precision: str, device: torch.device) -
         device: Device of the products. high and medium mean TF32 on CUDA, medium means bfloat16 on
             a CPU.
     """
-    named = {"bf16": "bf16", "16": "fp16", "64": "fp64"}.get(precision.partition("-")[0])
-    if named is not None:
+    if named := {"bf16": "bf16", "16": "fp16", "64": "fp64"}.get(precision.partition("-")[0]):
         return named
     if device.type == "cpu" and matmul_precision == "medium":
         return "bf16"
