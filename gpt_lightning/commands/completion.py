@@ -2,12 +2,13 @@
 
 import argparse
 import re
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.parsing import actions_of
 
-WORDS = yaml_beside(__file__)
+WORDS: dict[str, str] = yaml_beside(__file__)
 FILES = "gpt_lightning_config_files"  # function of the script for bash
 
 
@@ -16,7 +17,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
 
     bash: ~/.local/share/bash-completion/completions/gpt-lightning (needs the package
     bash-completion). zsh: a file _gpt-lightning in a folder of $fpath. fish:
-    ~/.config/fish/completions/gpt-lightning.fish. docs/completion.md has the commands.
+    ~/.config/fish/completions/gpt-lightning.fish. docs/commands.md has the commands.
 
     Args:
         shell: Your shell.
@@ -92,8 +93,8 @@ def values_of(action: argparse.Action, text: str) -> list[str]:
 
     jsonargparse writes the words of a type as {A,B}; the help says "One of A, B and C".
     """
-    if action.dest in WORDS:
-        return WORDS[action.dest].split()
+    if words := WORDS.get(action.dest):
+        return [*resolve_name(f"gpt_lightning.{words}")()] if ":" in words else words.split()
     if found := re.fullmatch(r"\{(.*)\}", str(action.metavar)):
         return found[1].split(",")
     listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)

@@ -22,8 +22,8 @@ class Settings:
     from checkpoints are checked against the types as those from the command line are.
 
     Args:
-        optimizer: Name of a file in training/optimizers. adamw, or muon: Muon for the blocks'
-            matrices and AdamW for the rest.
+        optimizer: Name of a file in training/optimizers, such as adamw, or muon: Muon for the
+            blocks' matrices and AdamW for the rest.
         learning_rate: Peak of AdamW's learning rate.
         min_learning_rate: End of the decay; null: a tenth of the peak.
         schedule: Warm-up, then cosine: half a cosine; linear: a line; constant: the peak.
@@ -112,8 +112,8 @@ class TaskSettings:
     """Arguments of EvaluateTasks: the keys `evaluation.*` of the command line.
 
     Args:
-        tasks: Tasks to score during training, separated by commas: hellaswag, lambada, wikitext.
-            The first number of each is logged as val/TASK; null: none.
+        tasks: Tasks to score during training, separated by commas, such as hellaswag,lambada. The
+            first number of each is logged as val/TASK; null: none.
         every_n_steps: Optimizer steps between two evaluations; null: one after each validation.
         data: Folder with the files of the tasks; null: they are downloaded once.
         limit: Number of items of each task; null: all.

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from argparse import Action
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpt_lightning.bench.command import find_benches
 from gpt_lightning.cli import COMMANDS, main
 from gpt_lightning.commands import completion
 from gpt_lightning.data.texts import CORPORA
+from gpt_lightning.evaluate.tasks import FILES, TASKS
 from gpt_lightning.parsing import config_names
 from gpt_lightning.reproduce.cases import CASES
 
@@ -74,7 +76,7 @@ def test_a_script_has_every_command_option_and_name(shell, parser, tmp_path, mon
 
 
 def test_the_words_are_those_that_the_code_accepts():
-    words = completion.WORDS
     files = (ROOT / "gpt_lightning" / "training" / "optimizers").glob("[!_]*.py")
-    assert {*words["model.optimizer"].split()} == {path.stem for path in files}
-    assert {*words["data.corpus"].split()} == {*CORPORA}
+    names = {"model.optimizer": [path.stem for path in files], "data.corpus": CORPORA}
+    for key, known in (names | {"tasks": TASKS, "evaluation.tasks": FILES}).items():
+        assert {*completion.values_of(Action([], key), "")} == {*known}
