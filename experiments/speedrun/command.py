@@ -22,6 +22,7 @@ from experiments.speedrun.tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, resolve_configs
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.rows import Console
@@ -194,7 +195,7 @@ def n_parameters(run: Path) -> int:
     from gpt_lightning.model.gpt import GPTConfig
     from gpt_lightning.model.network import Network, build
 
-    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
+    settings = yaml.safe_load(RunPaths(run).config.read_text(encoding="utf-8"))["model"]
     config = GPTConfig(**settings["config"] | {"vocab_size": RULES["vocabulary"]})
     with torch.device("meta"):  # shapes without memory
         model = build(Network.of(settings.get("network")), config)

@@ -16,6 +16,7 @@ from typing import Any
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import config_positions, resolve_configs
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import read_rows
 
 # metrics of a session, which differ between two equal runs
@@ -124,7 +125,7 @@ def finish(command: list[str]) -> None:
 
 def last_step(run: Path) -> int:
     """Return the highest step that has been logged; 0 if none."""
-    return max((row["step"] or 0 for row in read_rows(run / "metrics.jsonl")), default=0)
+    return max((row["step"] or 0 for row in read_rows(RunPaths(run).metrics)), default=0)
 
 
 # ---- comparison ----------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
 
 def parts(run: Path) -> Fields:
     """Return what equal runs have in common, by name."""
-    state, rows = as_bytes(final_checkpoint(run)), read_rows(run / "metrics.jsonl")
+    state, rows = as_bytes(final_checkpoint(run)), read_rows(RunPaths(run).metrics)
     return {
         "weights": state["state_dict"],
         "optimizer": state["optimizer_states"],
