@@ -3,20 +3,17 @@
 import contextlib
 import glob
 import hashlib
-import io
 import itertools
 import json
 import os
 import re
 import shutil
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
@@ -34,7 +31,6 @@ COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
 HUB_REVISION = "refs/convert/parquet"
-READ_BYTES = 2**20  # read from a URL at a time
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
     if skipped:
         print(f"skipped {len(skipped)}: {', '.join(sorted(skipped)[:3])}", flush=True)
     if not inputs:
-        kinds = ".jsonl, .ndjson, .json (also with .gz and .zst), .parquet or .txt"
+        kinds = f"{', '.join(KINDS)}; JSONL also with {' and '.join(COMPRESSIONS)}"
         raise UserError(f"{as_list(source)[0]} holds no documents: expected {kinds}")
     once = {entry.path: entry for entry in reversed(inputs)}
     return sorted(once.values(), key=lambda entry: entry.name)
@@ -275,10 +271,10 @@ def no_lines(label: str) -> UserError:
 
 
 def _remote(source: str, skipped: list[str]) -> list[Input]:
-    from gpt_lightning.remote.attempts import attempts  # needs fsspec
+    from gpt_lightning.remote.files import find  # needs fsspec
 
     inputs: list[Input] = []
-    for url in attempts(source, partial(_urls, source), "read", first=True):
+    for url in find(source, is_file=kind_of(source) is not None):
         if kind := kind_of(url):
             inputs.append(remote_input(url, *kind, first=not inputs))
         elif not without_host(url).endswith("/"):  # the links that sort a server's listing
@@ -297,21 +293,6 @@ def remote_input(url: str, kind: Kind, compression: str, first: bool = False) ->
     size, tag, ranges = facts(url, first=first)
     # each run compares contents if there is no tag
     return Input(url, url, kind, compression, size, tag or str(uuid.uuid4()), ranges)
-
-
-def _urls(source: str, system: Any, path: str) -> list[str]:
-    """Return the addresses of the files of a URL, which is a file, folder or glob."""
-    # else a folder is left out that could not be listed
-    strict = {"on_error": _raise_lost} if source.startswith(("http://", "https://")) else {}
-    if any(character in path for character in "*["):  # a ? begins a URL's query
-        found = system.glob(path, detail=True, **strict)
-        paths = [name for name in found if found[name]["type"] != "directory"]
-        if "**" not in path:  # a shell passes them so
-            folders = sorted(set(found) - set(paths))
-            paths += [name for folder in folders for name in system.find(folder, **strict)]
-    else:
-        paths = [path] if kind_of(source) else system.find(path, **strict)
-    return list(dict.fromkeys(system.unstrip_protocol(found) for found in paths))
 
 
 def _hub(source: str) -> list[Input]:
@@ -351,20 +332,9 @@ def open_input(entry: Input) -> BinaryIO:
     if not is_url(entry.path):
         with explained_input(entry):
             return open(entry.path, "rb")
-    from gpt_lightning.remote.attempts import attempts  # need fsspec
-    from gpt_lightning.remote.files import RemoteFile
+    from gpt_lightning.remote.files import open_seekable  # needs fsspec
 
-    if entry.seekable and entry.size is not None:
-        return io.BufferedReader(RemoteFile(entry.path, entry.size), READ_BYTES)
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-
-    def fetch(system: Any, path: str) -> None:
-        copy.truncate(copy.seek(0))
-        system.get_file(path, copy)
-
-    attempts(entry.path, fetch, "read")
-    copy.seek(0)
-    return copy
+    return open_seekable(entry.path, entry.size if entry.seekable else None)
 
 
 def check_unchanged(entry: Input) -> None:

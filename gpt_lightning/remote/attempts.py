@@ -115,6 +115,12 @@ def is_missing(error: Exception) -> bool:
     )
 
 
+def raise_unless_missing(error: Exception) -> None:
+    """Raise an error, unless its reason is that the file does not exist."""
+    if not is_missing(error):
+        raise error
+
+
 def reason_for(error: Exception) -> str:
     """Return the reason of an error in words."""
     return "no such file" if is_missing(error) else " ".join(reason_of(origin_of(error)).split())

@@ -6,14 +6,15 @@ import io
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, file_sha256, replacement, sync_folder
-from gpt_lightning.remote.attempts import DamageError, attempts, is_missing
+from gpt_lightning.remote.attempts import DamageError, T, attempts, raise_unless_missing
 
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
@@ -46,15 +47,37 @@ def listed(url: str) -> dict[str, Fields]:
 
     def entries(system: Any, path: str) -> list[Fields]:
         system.invalidate_cache()
-        try:
-            return list(system.ls(path, detail=True))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if not is_missing(error):
-                raise
-            return []
+        return list(system.ls(path, detail=True))
 
-    found = attempts(url, entries, "list")
+    found = _if_there(url, entries, "list") or []
     return {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in found}
+
+
+def find(url: str, is_file: bool) -> list[str]:
+    """Return the addresses of the files that a URL names.
+
+    Args:
+        url: File, folder with all files below it, or glob.
+        is_file: True if it is no folder, unless it is a glob.
+
+    Raises:
+        UserError: It cannot be listed.
+    """
+
+    def files(system: Any, path: str) -> list[str]:
+        # else a folder is left out that could not be listed
+        strict = {"on_error": raise_unless_missing} if "http" in protocols(system) else {}
+        if any(character in path for character in "*["):  # a ? begins a URL's query
+            found = system.glob(path, detail=True, **strict)
+            paths = [name for name in found if found[name]["type"] != "directory"]
+            if "**" not in path:  # a shell passes them so
+                folders = sorted(set(found) - set(paths))
+                paths += [name for folder in folders for name in system.find(folder, **strict)]
+        else:
+            paths = [path] if is_file else system.find(path, **strict)
+        return list(dict.fromkeys(map(system.unstrip_protocol, paths)))
+
+    return attempts(url, files, "read", first=True)
 
 
 def read(url: str, first: bool = False) -> bytes:
@@ -64,16 +87,20 @@ def read(url: str, first: bool = False) -> bytes:
 
 def read_if_there(url: str) -> bytes | None:
     """Return the content of a file; None if it does not exist."""
+    return _if_there(url, lambda system, path: bytes(system.cat_file(path)))
 
-    def content(system: Any, path: str) -> bytes | None:
+
+def _if_there(url: str, work: Callable[[Any, str], T], action: str = "fetch") -> T | None:
+    """Return the result of `attempts`; None if the file does not exist."""
+
+    def found(system: Any, path: str) -> T | None:
         try:
-            return bytes(system.cat_file(path))
-        except FileNotFoundError as error:
-            if not is_missing(error):
-                raise
+            return work(system, path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise_unless_missing(error)
             return None
 
-    return attempts(url, content)
+    return attempts(url, found, action)
 
 
 def fetch_file(
@@ -149,6 +176,26 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
     tag = next((f"{key} {found[key]}" for key in TAGS + HTTP_TAGS if found.get(key)), "")
     is_http, size = url.startswith(("http://", "https://")), found.get("size")
     return (size, tag, size is not None and (not is_http or bool(found.get("partial"))))
+
+
+def open_seekable(url: str, size: int | None) -> BinaryIO:
+    """Open a file, seekable; a temporary copy of it if its parts cannot be read alone.
+
+    Args:
+        url: Address of the file.
+        size: Bytes of a file whose parts can be read alone; None: another file.
+    """
+    if size is not None:
+        return io.BufferedReader(RemoteFile(url, size), 2**20)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+
+    def fetch(system: Any, path: str) -> None:
+        copy.truncate(copy.seek(0))
+        system.get_file(path, copy)
+
+    attempts(url, fetch, "read")
+    copy.seek(0)
+    return copy
 
 
 class RemoteFile(io.RawIOBase):

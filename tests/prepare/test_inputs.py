@@ -227,7 +227,7 @@ def test_utf16_without_a_mark(tmp_path: Path, encoding: str) -> None:
 
 
 def test_sources_without_documents(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no documents: expected \.jsonl"):
+    with pytest.raises(UserError, match=r"holds no documents: expected \.txt, \.jsonl"):
         find_inputs(f"{folder}/*.md")
     with pytest.raises(UserError, match="no file matches"):
         find_inputs(f"{folder}/*.none")
