@@ -31,7 +31,7 @@ ROOMS = {
     "": 838,
     "bench": 2_245,
     "commands": 893,
-    "data": 1_830,
+    "data": 1_824,
     "evaluate": 361,
     "hardware": 510,
     "model": 1_342,

@@ -227,7 +227,7 @@ def mapped(path: Path, dtype: str, file_format: str, is_random: bool = False) ->
             if not header.tokens:
                 return np.empty(0, header.dtype)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if is_random and hasattr(mmap, "MADV_RANDOM"):  # absent on Windows
+            if is_random:
                 content.madvise(mmap.MADV_RANDOM)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ShardError(error.strerror or str(error)) from error

@@ -74,8 +74,31 @@ class TrainBatches(Dataset[Batch]):
             yield from zip(x.split(B), y.split(B), strict=True)
 
 
+@dataclass(eq=False, kw_only=True)
+class Place:
+    """Place of a process in the run, as far as its batches depend on it.
+
+    Attributes:
+        accumulate: Micro-batches an optimizer step.
+        rank: Number of this process, of `world`.
+        world: Number of processes that share the order.
+        pin_memory: True for page-locked batches, for CUDA.
+        limit: Batches of a training epoch that are read, or their share: its first ones.
+        overfit: True if every training epoch reads the batches of the first.
+        nodes: Number of machines; process r is on the machine r % nodes.
+    """
+
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+    pin_memory: bool = False
+    limit: int | float = 1.0
+    overfit: bool = False
+    nodes: int = 1
+
+
 @dataclass(eq=False)
-class TrainLoader:
+class TrainLoader(Place):
     """Endless epochs of training batches, a sized and stateful iterable for Lightning.
 
     The position counts batches handed to the loop, not batches that workers have prefetched. It is
@@ -85,12 +108,6 @@ class TrainLoader:
     Attributes:
         source: Windows in their global order.
         batch_size: Sequences per micro-batch and rank.
-        accumulate: Micro-batches an optimizer step.
-        rank: Rank of this process, of `world`.
-        world: Number of processes that share the order.
-        pin_memory: True for page-locked batches, for CUDA.
-        limit: Batches of an epoch that are read, or their share: its first ones.
-        overfit: True if every epoch reads the batches of the first.
         num_workers: Processes that prefetch; 0 reads in the training process.
         read_tokens: Tokens that the training process reads at a time, if batches are smaller.
         epoch: Number of the epoch, 0 for the first.
@@ -100,12 +117,6 @@ class TrainLoader:
 
     source: WindowSource
     batch_size: int
-    accumulate: int = 1
-    rank: int = 0
-    world: int = 1
-    pin_memory: bool = False
-    limit: int | float = 1.0
-    overfit: bool = False
     num_workers: int = 0
     read_tokens: int = 16_384
     epoch: int = field(default=0, init=False)

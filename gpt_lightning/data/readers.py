@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from gpt_lightning.data.loader import (
     Batch,
     EvalBatches,
     EvalLoader,
+    Place,
     TrainBatches,
     TrainLoader,
     split_windows,
@@ -36,29 +36,6 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of this process in the run, as far as its batches depend on it.
-
-    Attributes:
-        accumulate: Micro-batches an optimizer step.
-        rank: Number of this process.
-        world: Number of processes that share the order.
-        pin_memory: True for page-locked batches, for CUDA.
-        limit: Batches of a training epoch that are read, or their share.
-        overfit: True if every training epoch reads the batches of the first.
-        nodes: Number of machines; process r is on the machine r % nodes.
-    """
-
-    accumulate: int
-    rank: int
-    world: int
-    pin_memory: bool
-    limit: int | float
-    overfit: bool
-    nodes: int = 1
 
 
 class Reader:
@@ -87,10 +64,8 @@ class Reader:
         if self.settings.order == "nanogpt":
             return self._nanogpt_loader()
         B, place = self.batch_size, self.place
-        fields = dataclasses.asdict(place)
-        del fields["nodes"]
         workers = self.settings.num_workers
-        loader = TrainLoader(self._training_source(), B, **fields, num_workers=workers)
+        loader = TrainLoader(self._training_source(), B, **vars(place), num_workers=workers)
         if len(loader) == 0:
             raise UserError(
                 f"a step takes {B} x {place.accumulate} x {place.world} windows "

@@ -77,14 +77,10 @@ class DataSettings:
     def __post_init__(self) -> None:
         given = [f"data.{name}" for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
+            fix = f"--{given[0]} null" if given else "--config quickstart"
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "
-                f"{', '.join(f'data.{name}' for name in SOURCES)}"
-                + (
-                    f"; take the others away, as with --{given[0]} null"
-                    if given
-                    else ", or give a configuration: --config quickstart"
-                )
+                f"{', '.join(f'data.{name}' for name in SOURCES)}, as with {fix}"
             )
         if (self.eval_train_batches or 0) > (self.eval_batches or 0):
             raise UserError(

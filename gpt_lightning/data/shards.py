@@ -22,9 +22,7 @@ OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
 PIECE_TOKENS = 2**21
 SCAN_BYTES = 2**30  # up to this size every token is checked before training
 # shards of a process that are mapped: a quarter of its file descriptors, of which each takes one
-MAX_MAPS = 256
-if hasattr(os, "sysconf"):  # not on Windows
-    MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
+MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
 
 
 def write_stream(

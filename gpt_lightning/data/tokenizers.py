@@ -290,10 +290,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return {"name": self.name, "json": self.content}
 
 
-@functools.lru_cache(maxsize=4)
-def huggingface_tokenizer(content: str, where: str) -> HuggingFaceTokenizer:
-    """Return the tokenizer of the text of a tokenizer.json, made once a process."""
-    return HuggingFaceTokenizer(content, where)
+# the tokenizer of the text of a tokenizer.json, made once a process
+huggingface_tokenizer = functools.lru_cache(maxsize=4)(HuggingFaceTokenizer)
 
 
 def _bytes_of_pieces(token: str) -> bytes:

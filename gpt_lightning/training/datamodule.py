@@ -11,9 +11,9 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.dataset import TokenDataset, is_remote
-from gpt_lightning.data.loader import EvalLoader, TrainLoader
+from gpt_lightning.data.loader import EvalLoader, Place, TrainLoader
 from gpt_lightning.data.manifest import Manifest
-from gpt_lightning.data.readers import Place, Reader
+from gpt_lightning.data.readers import Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError

@@ -22,8 +22,8 @@ from served import Server, serving
 from gpt_lightning.data import streaming
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.readers import Place, Reader
+from gpt_lightning.data.loader import Place, TrainLoader
+from gpt_lightning.data.readers import Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
@@ -72,9 +72,8 @@ def reader(
     """Reader of an address with a cache of some shards."""
     limit = shards * SHARD_BYTES / 1e9
     chosen = {"dataset": address, "block_size": T, "batch_size": 4, "seed": 1, **settings}
-    alone = Place(1, 0, 1, pin_memory=False, limit=1.0, overfit=False)
     dataset = TokenDataset(address, data, limit, len(chosen.get("mixture") or "1"))
-    return Reader({address: dataset}, DataSettings(**chosen), place or alone)
+    return Reader({address: dataset}, DataSettings(**chosen), place or Place())
 
 
 def fetched(server: Server) -> list[str]:
@@ -173,7 +172,7 @@ def test_each_node_fetches_its_share(server, tmp_path):
     for node in range(nodes):
         server.requests.clear()
         for rank in (node, node + nodes):  # of TokenDataModule: local rank x nodes + node
-            place = Place(1, rank, world, pin_memory=False, limit=1.0, overfit=False, nodes=nodes)
+            place = Place(rank=rank, world=world, nodes=nodes)
             made = reader(server.url, tmp_path / str(node), place=place, batch_size=2)
             batches[rank] = [x.numpy() for x, _ in made.train_loader]
             order = made.train_loader.source.order
