@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow test-long test-gpu faults mutants pages docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults mutants pages docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -36,8 +36,11 @@ train: $(BASE) ## Train on Shakespeare's plays (configs/quickstart.yaml)
 
 # One process for each core, up to four, each with one thread (tests/conftest.py). The models are
 # tiny, and two threads wait for each other whenever another process occupies a core.
-test: $(DEV) ## Run the test suite
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+test: $(DEV) ## Run the test suite of the package
+	$(BIN)/python -m pytest --ignore=tests/experiments --numprocesses auto --maxprocesses 4
+
+test-experiments: $(DEV) ## Run the tests of experiments/
+	$(BIN)/python -m pytest tests/experiments --numprocesses auto --maxprocesses 4
 
 test-slow: $(DEV) ## Run the tests that the suite leaves out because they are slow (minutes)
 	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4
