@@ -71,7 +71,7 @@ def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
 
 
 def test_a_run_has_the_identity_in_its_folder(tmp_path):
-    assert run_id(tmp_path) is None  # of an earlier version
+    assert run_id(tmp_path) is None  # the file is missing
     file = tmp_path / "run.json"
     file.write_text('{"run_id": "abc"}')
     assert run_id(tmp_path) == "abc"

@@ -39,7 +39,7 @@ def write_lines(path: Path, rows) -> None:
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A run of an earlier version: no timeline."""
+    """A run without its timeline."""
     run = tmp_path / "name/version_0"
     write_lines(run / "metrics.jsonl", ROWS)
     (run / "config.yaml").write_text(

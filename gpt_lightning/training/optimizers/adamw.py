@@ -1,4 +1,7 @@
-"""AdamW for all parameters: the shortest example of an optimizer of `--model.optimizer`."""
+"""AdamW for all parameters: the shortest example of an optimizer of `--model.optimizer`.
+
+The update is PyTorch's. `make_adamw` in training/optim.py makes its groups, which Muon shares.
+"""
 
 from torch.optim import AdamW
 
