@@ -1,4 +1,4 @@
-"""Rules 1 and 2 of CONTRIBUTING.md, over every docstring of the package."""
+"""Rules 1 and 2 of CONTRIBUTING.md over every docstring of the package, rule 9 over comments."""
 
 import ast
 import re
@@ -13,6 +13,11 @@ NO_ARGUMENT = NO_BEGINNING | {"That"}
 SECTIONS = ("Args:", "Attributes:")
 # "name: Text", 4 spaces into a section; continuation lines are indented by 8
 ARGUMENT = re.compile(r"    (\*{0,2}\w+): (\w+)")
+PREPOSITIONS = "as|at|before|by|for|from|in|inside|of|on|since|to|until|up|with|within|without"
+COMMENT = re.compile(
+    rf"(?im)(?:^|\s)((?:#|//) (?:{PREPOSITIONS}|a(?:bove|fter)|between|into)\b.*)$"
+)
+CONTINUED = re.compile(r"(?m)^( *(?:#|//) .*)(?:\n *(?:#|//) .*)+")
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -62,3 +67,15 @@ def test_docstrings_keep_the_rules():
         for problem in broken_rules(text)
     ]
     assert not found, "\n".join(found)
+
+
+def prepositions(source: str) -> list[str]:
+    """Return the comments that begin with a preposition; a block of lines is one comment."""
+    return COMMENT.findall(CONTINUED.sub(r"\1", source))
+
+
+def test_no_comment_begins_with_a_preposition():
+    assert prepositions("n = 1  # of x\n# A sum\n# of x\n") == ["# of x"]
+    sources = (path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".yaml", ".cpp"))
+    found = {str(path): prepositions(path.read_text(encoding="utf-8")) for path in sources}
+    assert {name: comments for name, comments in found.items() if comments} == {}

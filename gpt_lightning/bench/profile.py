@@ -60,7 +60,7 @@ from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training", "full-step")
 MODULES = ("ln_1", "attn", "rope", "ln_2", "mlp", "ln_f")  # parts of either model, by name
-PARTS = ("score product", "scale and mask", "softmax", "value product")  # inside an attention
+PARTS = ("score product", "scale and mask", "softmax", "value product")  # parts of an attention
 PHASES = ("data", "forward", "backward", "optimizer")
 RANGES = (*(f"step / {phase}" for phase in PHASES), *MODULES, *PARTS)
 TOP = 20  # kernels in the table of a row, before the row of the rest

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
-TABLE_WINDOWS = 16_384  # up to here a table of the whole permutation is drawn
+TABLE_WINDOWS = 16_384  # largest permutation that is drawn as one table
 Key = tuple[int, ...]  # numbers that decide a draw
 RUN = 4_096  # places that are permuted together
-INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # from one number of SplitMix64 to the next
+INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # difference of two successive states of SplitMix64
 OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
 
 

@@ -20,7 +20,7 @@ from gpt_lightning.files import explained, file_sha256
 
 OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
 PIECE_TOKENS = 2**21
-SCAN_BYTES = 2**30  # up to this size every token is checked before training
+SCAN_BYTES = 2**30  # largest size at which every token is checked before training
 # shards of a process that are mapped: a quarter of its file descriptors, of which each takes one
 MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
 

@@ -29,8 +29,8 @@ TAGS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "Last-Mod
 class RemoteShards:
     """Shards of one URL, and the cache that keeps them.
 
-    A shard whose SHA-256 is nowhere published is named by its address, size and tags (ETag and
-    others, if they are listed).
+    Without a published SHA-256 the cache key is a shard's address, size and tags (ETag and others,
+    if they are listed).
 
     Args:
         url: URL of the dataset's folder, on any file system of fsspec.

@@ -150,7 +150,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(characters)
         self.characters = characters
         self._codes = _code_points(characters)
-        # From code point to id, or -1. The last entry is for all higher code points.
+        # Id of each code point, or -1. The last entry stands for all higher code points.
         self._ids = np.full(int(self._codes.max(initial=0)) + 2, -1, np.int32)
         self._ids[self._codes] = np.arange(self.vocab_size)
 
@@ -448,7 +448,7 @@ class TextStream:
         found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
             self.ended, certain = True, min(found)[1]
-        else:  # up to the first place at which a stop text may have begun
+        else:  # print the text before the first place where a stop text may have begun
             starts = (
                 i for i in range(len(held)) if any(s.startswith(held[i:]) for s in self._stop)
             )

@@ -158,7 +158,7 @@ class Mixture:
         return places.repeat(self.lanes)
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
-        sample = epoch * self.n_windows + first  # since the beginning of the run
+        sample = epoch * self.n_windows + first  # number of samples since the beginning of the run
         size = BLOCK * self.lanes
         blocks = range(sample // size, -(-(sample + count) // size))
         which = np.concatenate([self._block(block) for block in blocks])

@@ -33,7 +33,7 @@ HARNESS = "lm-evaluation-harness"
 TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
 # names, url, sha256 of the items' file, and published figures, by task
 FILES: Fields = yaml_beside(__file__)
-Scores = list[list[Score]]  # of the requests of each item
+Scores = list[list[Score]]  # scores of the requests, for each item
 
 
 @dataclass(frozen=True)

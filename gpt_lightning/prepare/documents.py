@@ -33,7 +33,7 @@ MAGICS = (
 )
 RECODE = "if it is UTF-16, convert it with iconv -f utf-16le (or utf-16be) -t utf-8"
 Place = Callable[[], str]  # returns file and line, which takes time
-Contents = Iterator[tuple[Any, Place]]  # of each document, and its place
+Contents = Iterator[tuple[Any, Place]]  # each document and its place
 
 
 class BadDocument(Exception):

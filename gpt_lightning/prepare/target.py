@@ -149,7 +149,7 @@ class Target:
         remote, there = _remote(), self._entries()
         digest = hashlib.sha256(files[MANIFEST].read_bytes()).hexdigest()
         if not self._begun.exists() or self._begun.read_text() != digest:
-            write_atomic(self._begun, b"")  # for a run that is killed now
+            write_atomic(self._begun, b"")  # a run that is killed now leaves the mark
             for name in [MANIFEST, *filter(SHARD_FILE.fullmatch, there)]:
                 remote.delete(f"{self.address}/{name}")
             write_atomic(self._begun, digest.encode())

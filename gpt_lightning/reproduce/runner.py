@@ -114,7 +114,7 @@ class CaseRun:
             Ledger(self.folder).append(key, asdict(row))
             evaluation = row.split != "batch"
             if self.each_step or evaluation or row.verdict == Verdict.FAILED:
-                tqdm.write(console.line(row))  # above the progress bar
+                tqdm.write(console.line(row))  # tqdm prints it above the progress bar
             if evaluation:
                 self.write()  # it may be an hour of work
 

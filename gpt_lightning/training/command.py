@@ -128,7 +128,7 @@ class GPTCLI(LightningCLI):
             raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
 
     def _parse_ckpt_path(self) -> None:
-        # In Lightning a checkpoint's hyperparameters override the command line, and classes that
+        # Lightning lets a checkpoint's hyperparameters override the command line, and classes that
         # the file names are imported (PL#21455). Here configuration comes from files and flags
         # alone.
         pass

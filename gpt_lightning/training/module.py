@@ -358,7 +358,7 @@ class GPTModule(EvaluatedModule):
 
     def on_validation_model_zero_grad(self) -> None:
         super().on_validation_model_zero_grad()
-        # on_validation_start comes later, when the loader's workers have been started
+        # Lightning calls on_validation_start later, when the loader's workers have been started
         for callback in steps.step_callbacks(self.trainer):
             callback.before_validation(self.trainer)
 

@@ -34,7 +34,7 @@ struct View {
 // Numbers of a call: B, nh, T, hs, threads, the addresses of seeds and lse, and four per View.
 struct Problem {
   long B, nh, T, hs, threads;
-  float scale;           // of the scores
+  float scale;           // factor of the scores
   float keep;            // 1 / (1 - dropout)
   int32_t least;         // hash of an element that is kept
   const int32_t* seeds;  // null without dropout
@@ -116,10 +116,10 @@ void pack_rows(const Half* x, long row, long m, long n, Word* out, long out_row)
     }
 }
 
-__m512 exponential(__m512 x) {  // to 2e-7; 0 far below 0
+__m512 exponential(__m512 x) {  // relative error 2e-7; exactly 0 far below 0
   x = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, whole);  // in [-1/2, 1/2]
+  const __m512 f = _mm512_sub_ps(x, whole);  // fraction in [-1/2, 1/2]
   __m512 y = _mm512_set1_ps(1.5403530e-4f);  // Taylor series of 2^f
   for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f})
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(c));
@@ -140,7 +140,7 @@ __mmask16 kept(const Problem& s, Word index) {
   return _mm512_cmpge_epi32_mask(h, _mm512_set1_epi32(s.least));
 }
 
-__mmask16 seen(long query, long key) {  // of the keys [key, key + 16)
+__mmask16 seen(long query, long key) {  // mask of the keys [key, key + 16)
   const long n = query - key + 1;
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1 << n) - 1);
 }
@@ -246,7 +246,7 @@ extern "C" void backward(const long* numbers, double dropout) {
                 false);
         product((const Word*)upstream, dy->token / 2, 1, values.get(), T, dp.get(), T, ROWS, n,
                 hs / 2, false);
-        float dots[ROWS];  // of each row's weights and their gradients
+        float dots[ROWS];  // products of each row's weights and their gradients
         for (long i = 0; i < ROWS; i++) {
           __m512 dot = _mm512_setzero_ps();
           const __m512 minus = _mm512_set1_ps(lse[task * T + t + i]);

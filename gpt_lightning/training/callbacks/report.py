@@ -58,7 +58,7 @@ class RunReport(Callback):
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
         if module.network is not None:
             shape = f"network {module.network.class_path}"
-        waits = "; the first step takes as long as compiling does" if compiled else ""
+        waits = "; the first step includes compilation" if compiled else ""
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
             "precision": f"{trainer.precision}, float32 products: {products}",
@@ -92,7 +92,7 @@ class RunReport(Callback):
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print()
-            print_facts(trainer, self._summary(trainer, pl_module), wrap=False)  # with commands
+            print_facts(trainer, self._summary(trainer, pl_module), wrap=False)  # commands
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         split = "test" if trainer.testing else "val"
