@@ -39,7 +39,7 @@ from gpt_lightning.model.flops import flops_per_token
 PAGE = Path(__file__).with_name("speed.md")
 BEGIN, END = "<!-- nanogpt_speed.py -->", "<!-- end -->"
 COMMON = "--device=cpu --eval_iters=1 --log_interval=1 --eval_interval=1000000"
-CPU_CONTEXT = "nullcontext() if device_type == 'cpu' else "  # of nanoGPT's train.py
+CPU_CONTEXT = "nullcontext() if device_type == 'cpu' else "  # text of nanoGPT's train.py
 OURS = "--trainer.limit_val_batches 0 --trainer.enable_checkpointing false"
 
 
@@ -79,7 +79,7 @@ SMALL = (
     "config/train_shakespeare_char.py --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 "
     "--n_embd=128 --dropout=0.0 --max_iters=300"
 )
-GPT2 = (  # without accumulation; the rest is what train.py has
+GPT2 = (  # no accumulation; the rest is what train.py has
     "--dataset=shakespeare --bias=True --dropout=0.0 --gradient_accumulation_steps=1"
 )
 OUR_GPT2 = (
@@ -131,7 +131,7 @@ def main() -> None:
     for name in ("shakespeare_char", "shakespeare"):
         if not (args.nanogpt / "data" / name / "train.bin").exists():
             parser.error(f"run `python {args.nanogpt}/data/{name}/prepare.py` before")
-    load = os.getloadavg()[0]  # of other programs: the loop makes its own
+    load = os.getloadavg()[0]  # load of other programs: the loop makes its own
     machine = machine_record(sys.argv)
     peak, bandwidth = measure_peak(torch.device("cpu"), "bf16", 3.0), measure_bandwidth()
     rows, more = [], []

@@ -33,7 +33,7 @@ from gpt_lightning.tables.rows import RESULTS, console_columns, make_row, markdo
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "rows"
 IDLE = 0.5  # load average before a measurement; above it times are not compared
-FACTOR = 1.25  # of a time on the same machine
+FACTOR = 1.25  # largest ratio of two times on the same machine
 LOSS = 1e-3  # absolute; a loss in bfloat16 depends on the number of threads
 SIZE = 0.02  # relative, of tensors
 EXACT = ("products_calls", "products_outside_calls", "graphs", "replaced", "sum")
@@ -142,7 +142,7 @@ def main() -> int:
     if unknown := set(names) - set(PAGES):
         parser.error(f"no page {', '.join(unknown)}; expected any of {', '.join(PAGES)}")
     failures = []
-    load = round(os.getloadavg()[0], 1)  # of others: the pages make their own
+    load = round(os.getloadavg()[0], 1)  # load of other programs: the pages make their own
     measured: dict[str, Any] = {}
     try:
         for name in names:

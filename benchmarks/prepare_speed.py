@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=300, help="size of the JSONL (300)")
     parser.add_argument("--workers", default="1,2", help="numbers of workers (1,2)")
     args = parser.parse_args()
-    load = os.getloadavg()[0]  # of other programs
+    load = os.getloadavg()[0]  # load of other programs
     machine = machine_record([])
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "documents.jsonl")

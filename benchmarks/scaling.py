@@ -156,14 +156,14 @@ def constants(row: Row, rows: Sequence[Row]) -> tuple[Link, Step] | None:
 
 PEAK, MFU = 989.4e12, 0.5  # FLOP/s, and what one GPU reaches of it
 INSIDE = Link(10e-6, 350e9)  # NVLink 4
-LINKS = {  # between nodes
+LINKS = {  # network between nodes
     "eight 400 Gb/s": Link(20e-6, 8 * 50e9 * 0.8),
     "one 400 Gb/s": Link(20e-6, 50e9 * 0.8),
 }
 OVERLAP = 0.9  # all but the last bucket of gradients
-BACKWARD = 2 / 3  # of a micro-batch's time
-GRADIENT_BYTES = 4  # of a parameter: float32
-STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
+BACKWARD = 2 / 3  # share of a micro-batch's time
+GRADIENT_BYTES = 4  # each parameter has one in float32
+STATE_BYTES = 12  # each parameter in a checkpoint: float32 weight and two moments
 COPY = 20e9  # bytes/s to the host; the file is written while training goes on
 INTERVAL = 1000  # steps between checkpoints
 

@@ -19,7 +19,7 @@ from gpt_lightning.cli import main as gpt_lightning
 HEADING = "## The baby GPT, trained on this CPU"
 BEST = {"the published run on a Mac (MPS, eager)": 1.4673, "nanoGPT's README": 1.4697}
 SAMPLE = "shakespeare_char_sample.txt"
-LAST_STEP, BEST_STEP = 5000, 1750  # of the published run
+LAST_STEP, BEST_STEP = 5000, 1750  # steps of the published run
 
 
 def section(results: dict) -> str:

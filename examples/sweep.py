@@ -22,7 +22,7 @@ class Pruning(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.trial.report(float(trainer.callback_metrics["val/loss"]), trainer.global_step)
         if self.trial.should_prune():
-            trainer.should_stop = self.pruned = True  # between two steps; the run is saved
+            trainer.should_stop = self.pruned = True  # ends between two steps; the run is saved
 
 
 def objective(trial: optuna.Trial, text: str, configs: list[str]) -> float:

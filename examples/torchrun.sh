@@ -14,7 +14,7 @@
 # machines must see the same folder lightning_logs, or set --checkpoint.folder.
 set -eu
 [ $# -gt 0 ] || set -- --config quickstart
-# With the agents' store, ranks that start again read addresses of the ranks before, and hang.
+# Ranks that start again would read the old ranks' addresses in the agents' store, and hang.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 python -m gpt_lightning fit "$@" --print_config > /dev/null
 exec torchrun --nnodes "${NNODES:-1}" --nproc_per_node "${NPROC:-auto}" \

@@ -18,7 +18,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.cut: dict[str, int] = {}  # name -> how many more times it is cut in the middle
         self.wrong: dict[str, int] = {}  # name -> how many more times a bit is flipped
         self.busy: dict[str, int] = {}  # name -> how many more times it answers 503
-        self.headers: dict[str, str] = {}  # of every answer
+        self.headers: dict[str, str] = {}  # headers of every answer
         self.delay_s: dict[str, float] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 

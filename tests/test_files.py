@@ -100,7 +100,7 @@ def test_a_lock_that_is_tested_can_be_taken(tmp_path: Path) -> None:
     assert not path.exists()
     with locked(path):
         assert files.is_held(path)
-    path.touch()  # of a process that was killed
+    path.touch()  # file of a process that was killed
     assert not files.is_held(path)
     test = filelock.FileLock(path, thread_local=False)  # what is_held holds for a moment
     test.acquire()

@@ -113,7 +113,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, copy):
         assert argv[0] in KNOWN, f"{line}: add a title that names what it needs, or run it here"
         for path in (Path("data/mine"), Path("texts.jsonl"), Path("my-gpt2")):
             if "--out" in argv and argv[argv.index("--out") + 1] == str(path) and path.exists():
-                shutil.rmtree(path)  # of the world
+                shutil.rmtree(path)  # made by an earlier command
         printed = io.StringIO()
         with contextlib.redirect_stderr(printed):
             code = main(tiny(argv))

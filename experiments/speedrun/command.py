@@ -120,7 +120,7 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     Raises:
         UserError: The run failed.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted call
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted call
     arguments = [config, f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
     arguments += [f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={folder}"]
     command = [sys.executable, "-m", "gpt_lightning", "fit", *arguments, "--resume=never"]

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
-ROWS = 8192  # of the table of triples or pairs
+ROWS = 8192  # size of the table of triples or pairs
 ROTARY_BASE = 10_000.0
-SCORE_SCALE = 1.5  # of normalized queries and keys, over sqrt(hs)
+SCORE_SCALE = 1.5  # factor of normalized queries and keys, over sqrt(hs)
 # fields of GPTConfig with the one value that this model has
 FIXED = {
     "tie_weights": False,

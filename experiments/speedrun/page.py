@@ -38,7 +38,7 @@ class LedgerRow:
     time_s: float = column("mean time s", ".1f")
     worst_time_s: float = column("worst s", ".1f")
     nanogpt_s: float = column("nanoGPT s", ",.0f")
-    ratio: float = column("times sooner", ".1f")
+    ratio: float = column("times faster", ".1f")
     change: str = column("what it changes")
     gain: str = column("gain over the record before")
 
@@ -184,7 +184,7 @@ def gain(record: Figures, before: Figures | None) -> str:
         return "the first"
     if record["track"] == "best":
         return f"loss {record['loss'] - before['loss']:+.4f}"
-    return f"{before['time_s'] / record['time_s']:.2f} times sooner"
+    return f"{before['time_s'] / record['time_s']:.2f} times faster"
 
 
 def plot_times(

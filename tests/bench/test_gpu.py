@@ -62,7 +62,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     assert row["parameters"] == model.num_params()
     assert row["tokens_per_sec"] == pytest.approx(2 * 2 * 32 / row["step_ms"] * 1e3)
     assert row["mfu"] > 0
-    assert row["target"] is None  # of a CPU
+    assert row["target"] is None  # a CPU has no target
     assert row["matmul_precision"] == "high"  # TF32 on CUDA, from the configuration
     assert row["options"] == " ".join([*TINY, "--model.compile=false"])
 

@@ -68,7 +68,7 @@ def test_the_limit_is_what_is_asked_for_or_a_share_of_what_is_available(monkeypa
 
 
 def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
-    level = {"now": 10, "peak": 10}  # of a CUDA allocator that we play
+    level = {"now": 10, "peak": 10}  # levels of a made-up CUDA allocator
 
     def allocate(size: int) -> None:
         level["now"] += size

@@ -48,7 +48,7 @@ def test_time_is_in_the_phase_that_took_it(phase, owner, name, no_rates, monkeyp
         return function(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, slow)
-    row = call(sizes.measure_size, TINY | {"warmup": 0})  # of one step, whose median is itself
+    row = call(sizes.measure_size, TINY | {"warmup": 0})  # one step is its own median
     phases = {key: row[key] for key in ("forward_ms", "backward_ms", "optimizer_ms")}
     assert max(phases, key=phases.get) == phase
     assert row[phase] >= 200
@@ -72,7 +72,7 @@ def test_forward_and_backward_have_a_sum_of_each_step(no_rates, monkeypatch):
     assert (row["forward_ms"], row["forward_mean_ms"]) == (2.0, 11.0)
     assert (row["backward_ms"], row["backward_mean_ms"]) == (8.0, pytest.approx(20 / 3))
     assert (row["forward_backward_ms"], row["forward_backward_mean_ms"]) == (10.0, 53 / 3)
-    assert row["forward_backward_std_ms"] == pytest.approx(17.7858, abs=1e-4)  # of 10, 5 and 38
+    assert row["forward_backward_std_ms"] == pytest.approx(17.7858, abs=1e-4)  # 10, 5 and 38
     assert (row["first_forward_ms"], row["first_step_ms"]) == (7.0, 8.0)
 
 

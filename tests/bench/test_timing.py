@@ -67,7 +67,7 @@ def test_an_outlier_is_seen_and_does_not_move_the_median():
 def test_statistics_are_in_order():
     found = columns("a", [3.0, 1.0, 2.0, 5.0, 4.0], *timing.STATISTICS)
     assert (found["a_ms"], found["a_mean_ms"], found["a_p90_ms"]) == (3.0, 3.0, 5.0)
-    assert found["a_std_ms"] == pytest.approx(2.5**0.5)  # of a sample: 10 / (5 - 1)
+    assert found["a_std_ms"] == pytest.approx(2.5**0.5)  # deviation of a sample: 10 / (5 - 1)
 
 
 # ---- A B A B -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ model:
 data: {text_file: text.txt, tokenizer: char}
 speed: {peak_flops: 1.0e+12}
 """
-ADDRESS = PAGE.removeprefix("http://localhost:6006/")  # of the charts
+ADDRESS = PAGE.removeprefix("http://localhost:6006/")  # address of the charts
 
 
 @pytest.fixture(scope="module")

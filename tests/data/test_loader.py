@@ -184,7 +184,7 @@ def test_a_mixture_keeps_its_proportions():
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        ([1.0, 1.0, 1.0], [334, 333, 333]),  # of equal remainders the first
+        ([1.0, 1.0, 1.0], [334, 333, 333]),  # the first of equal remainders
         ([2.0, 1.0], [667, 333]),
         ([1.0, 6.0], [143, 857]),  # 142.86 and 857.14
         ([0.0015, 0.9985], [2, 998]),
@@ -213,7 +213,7 @@ def test_a_mixture_reads_every_window_of_each_dataset_before_any_again():
     first = mixed.read(0, 0, 4 * BLOCK, 0, 1)[:, 0]
     b = first[first >= 10**6]
     assert len(b) == 1_000
-    for epoch in range(5):  # of b, which has 200 windows
+    for epoch in range(5):  # b has 200 windows
         part = np.sort(b[200 * epoch : 200 * (epoch + 1)]) - 10**6
         assert np.array_equal(part[:-1], part[0] + np.arange(199) * T)  # borders move
         assert part[-1] == 1_990

@@ -171,14 +171,14 @@ def test_each_node_fetches_its_share(server, tmp_path):
     world, caches, batches = 2 * nodes, [], {}
     for node in range(nodes):
         server.requests.clear()
-        for rank in (node, node + nodes):  # of TokenDataModule: local rank x nodes + node
+        for rank in (node, node + nodes):  # TokenDataModule counts: local rank x nodes + node
             place = Place(rank=rank, world=world, nodes=nodes)
             made = reader(server.url, tmp_path / str(node), place=place, batch_size=2)
             batches[rank] = [x.numpy() for x, _ in made.train_loader]
             order = made.train_loader.source.order
         caches.append(set(fetched(server)))
     assert (order.lanes, order.blocks) == (nodes, 2)
-    share, rest = math.ceil(N / nodes), nodes  # of the rest of the epoch, and of the next epoch
+    share, rest = math.ceil(N / nodes), nodes  # the rest of the epoch, and the next epoch
     assert max(map(len, caches)) < N
     assert sum(map(len, caches)) >= N
     assert max(map(len, caches)) <= 2 * share + rest

@@ -127,7 +127,7 @@ def test_records_enter_the_ledger_with_their_gain(tmp_path, capsys):
     assert first[0] == "| [time-9](time-9-cpu.md)"
     assert first[4:8] == ["2", "8.2500", "8.5000", "100.0"]
     assert first[9:] == ["200", "2.0", "the first", "the first |"]
-    assert second[10:] == ["4.0", "half the steps", "2.00 times sooner |"]
+    assert second[10:] == ["4.0", "half the steps", "2.00 times faster |"]
     assert (tmp_path / "out/time-9-cpu.png").stat().st_size > 10_000
     page = " ".join((tmp_path / "out/time-9-cpu.md").read_text().split())
     assert "200 s, 4.0 times as long" in page

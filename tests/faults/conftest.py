@@ -13,7 +13,7 @@ from harness import LIMIT_S, TRACE, SilentWrong, fit, gpt
 from table import CASES, Row, markdown
 
 RESULTS = Path(__file__).resolve().parents[2] / "lightning_logs" / "faults" / "results.md"
-ROWS: dict[str, Row] = {}  # of this session, by case
+ROWS: dict[str, Row] = {}  # rows of this session, by case
 TOLD = pytest.StashKey["Case"]()
 
 

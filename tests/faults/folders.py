@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-# of run.yaml
+# Values of run.yaml
 STEPS = 30
 EPOCH_STEPS = 12
 VALIDATE, SAVE = 6, 4  # optimizer steps from one to the next

@@ -79,7 +79,7 @@ def test_an_extra_shard_is_refused_at_start(shards, case):
 def test_verify_finds_a_flipped_bit(shards, case, seed):
     path = shard(shards, seed)
     content = bytearray(path.read_bytes())
-    bit = random.Random(seed).randrange(8 * 128, 8 * len(content))  # of a token
+    bit = random.Random(seed).randrange(8 * 128, 8 * len(content))  # a bit of a token
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     gpt(shards, "data", "verify", "data/set").refused(path.name, "expected", "found", "prepare")

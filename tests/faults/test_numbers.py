@@ -88,7 +88,7 @@ def test_more_shards_than_descriptors(tmp_path, case, workers):
     for limit in (1024, 256):
         ended = fit(folder, *use, "--run_name", f"of{limit}", "--trainer.max_steps", "6",
                     wrap=("prlimit", f"--nofile={limit}:{limit}"))  # fmt: skip
-        if ended.code:  # of all things, not "damaged"
+        if ended.code:  # the message must not be "damaged"
             line = ended.refused("descriptor|open files|ulimit")
             assert "damage" not in line
             assert limit < 1024, line

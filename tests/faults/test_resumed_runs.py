@@ -166,7 +166,7 @@ def test_early_stopping(whole, folder, case):
         "+=EarlyStopping", ".monitor=val/loss", ".patience=1", ".min_delta=100")]  # fmt: skip
     fit(folder, *early).ok()
     stopped = step_of(newest(run_folder(folder)))
-    assert stopped == 12  # of validations after steps 6 and 12
+    assert stopped == 12  # validations are after steps 6 and 12
     fit(folder, *RESUME).ok()
     case.saw("EarlyStopping: stopped after step 12, exact")
     must_equal(whole, folder)
@@ -201,7 +201,7 @@ def test_a_terminal_that_goes_away(whole, folder, case):
     )
     os.close(theirs)
     said = b""
-    while not re.search(rb"\b[3-9]/30\b", said):  # of the bar
+    while not re.search(rb"\b[3-9]/30\b", said):  # step of the progress bar
         said += os.read(ours, 4096)
     os.close(ours)  # writing gives EIO from now on
     assert process.wait(LIMIT_S) == 0, said

@@ -137,7 +137,7 @@ def test_a_rank_ends_with_its_parent(monkeypatch, capsys):
         (torch.distributed.DistNetworkError("The client socket has timed out after 60s"), True),
         (torch.distributed.DistBackendError("NCCL error: invalid usage, Duplicate GPU"), False),
         (RuntimeError("[enforce fail at gloo/device.cc] Unable to find interface eth7"), False),
-        (ConnectionResetError("Connection reset by peer"), False),  # of a remote dataset
+        (ConnectionResetError("Connection reset by peer"), False),  # an error of a remote dataset
     ],
 )
 def test_which_errors_are_of_another_rank(error, lost):

@@ -230,8 +230,8 @@ def test_compiled_it_is_hashed_and_its_gradient_has_its_mask(recompute_in_backwa
         return y.detach(), x.grad
 
     y, gradient = run(5)
-    assert torch.equal(y, gradient)  # of ones: 0 or 1.25 both
-    assert torch.equal(y, run(5)[0])  # by the seed
+    assert torch.equal(y, gradient)  # x is ones: both are 0 or 1.25
+    assert torch.equal(y, run(5)[0])  # the seed decides
     assert not torch.equal(y, run(6)[0])
     torch.manual_seed(5)
     drawn = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)

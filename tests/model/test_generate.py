@@ -227,7 +227,7 @@ def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_fr
     """Count positions; the naive loop would compute 3, 4, 5, 6, 7, 8, 8 in both."""
     monkeypatch.setattr("gpt_lightning.model.generate.PACKED_FROM", packed_from)
     positions = {"body": [], "head": []}
-    of_width = {128: "body", 50: "head"}  # of c_fc and of the head, for 32 channels
+    of_width = {128: "body", 50: "head"}  # widths of c_fc and the head for 32 channels
     products = (torch.ops.aten.linear.default, torch.ops.mkldnn._linear_pointwise.default)
 
     class Count(TorchDispatchMode):
@@ -240,7 +240,7 @@ def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_fr
     with Count():
         generate(model, torch.tensor([[1, 2, 3]]), 7, temperature=0.0)
     # the prompt, then one token each until 8 fill the context; the last slides
-    assert positions["body"][::2] == [3, 1, 1, 1, 1, 1, 8]  # of two layers
+    assert positions["body"][::2] == [3, 1, 1, 1, 1, 1, 8]  # every second one: two layers
     assert positions["head"] == [1] * 7
 
 

@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_the_batch_but_for_activations():
             chunked_cross_entropy(x, weight, targets, n).backward()
 
     step = profiled_phases(work)["step"]
-    gradients = (rows * C + 2 * wide * C) * 4  # of x, of the weight, and a chunk's part of it
+    gradients = (rows * C + 2 * wide * C) * 4  # x, the weight, a chunk's part of it
     # three times a chunk's: logits, log-probabilities and what the softmax keeps for itself
     assert step.peak - step.begin < 1.1 * (gradients + 3 * n * wide * 4)
     assert step.peak - step.begin < rows * wide * 4
@@ -156,7 +156,7 @@ def trained(config: GPTConfig, bf16: bool = False):
     torch.manual_seed(0)
     model = GPT(config)
     x, y = torch.randint(V, (2, B, T))
-    torch.manual_seed(1)  # of dropout
+    torch.manual_seed(1)  # seed of dropout
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = model(x, y)
     loss.backward()

@@ -55,9 +55,9 @@ ONCE = (
     *("jsonargparse", "docstring_parser", "tiktoken", "fsspec", "filelock", "platformdirs"),
     *("matplotlib.pyplot", "transformers", "pyarrow.parquet"),
 )
-ENOUGH_BYTES = 12 * 2**30  # of memory for a mutant, so that none takes the machine's
+ENOUGH_BYTES = 12 * 2**30  # memory of a mutant, so that none takes the machine's
 MARK = "GPT_LIGHTNING_MUTANT"
-ENOUGH_S = 150.0  # of tests for a mutant, the fastest first
+ENOUGH_S = 150.0  # time of the tests of a mutant, the fastest first
 
 
 @dataclass(frozen=True)

@@ -488,7 +488,7 @@ def test_documents_behind_a_url_that_change_in_place(
         said = capsys.readouterr().out
         assert "is already prepared" in said
         assert ("comparing their contents" in said) == (not key or stamp == "2")
-    put(server, "a.jsonl", LINES.replace("document", "DOCUMENT"))  # of the same size
+    put(server, "a.jsonl", LINES.replace("document", "DOCUMENT"))  # the size stays the same
     server.headers = {key: "3"} if key else {}
     with pytest.raises(UserError, match="other inputs"):
         prepare(url, out=out, workers=1)

@@ -267,7 +267,7 @@ def test_a_dataset_of_touched_inputs_is_kept(
     assert dataset_digest(out) == before
     source.write_bytes(lines)
     prepare(str(source), out=str(out), workers=workers)
-    (out / ".inputs.json").write_text("[]")  # of no version
+    (out / ".inputs.json").write_text("[]")  # no version writes this
     with pytest.raises(UserError, match="other inputs"):
         prepare(str(source), out=str(out), workers=workers)
 

@@ -99,7 +99,7 @@ def test_a_killed_run_ends_with_the_same_table(tinyshakespeare, tmp_path, monkey
     assert main([*SMALL, "--resume", "auto"]) == 1
     out = capsys.readouterr().out
     assert "continued at step 2: times are of the steps since" in out
-    assert "0 of 1 losses within their tolerance" in out  # of step 0
+    assert "0 of 1 losses within their tolerance" in out  # the loss of step 0
     whole, resumed = (
         (command.ROOT / "shakespeare-char" / f"version_{i}" / "losses.csv").read_text()
         for i in range(2)

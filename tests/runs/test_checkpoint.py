@@ -128,5 +128,5 @@ def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path
     assert found.record.settings.learning_rate == 0.5
     assert found.record.tokenizer == {"name": "gpt2"}
     assert (found.step, found.tokens) == (12, 640)
-    assert found.weights.keys() == {"wte.weight"}  # of the model alone, by its own names
+    assert found.weights.keys() == {"wte.weight"}  # weights of the model alone, by its own names
     assert torch.equal(found.weights["wte.weight"], torch.arange(6.0))

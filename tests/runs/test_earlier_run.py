@@ -18,7 +18,7 @@ from gpt_lightning.runs.history import read_rows, summarize
 
 EARLIER = Path(__file__).with_name("earlier")
 LATER_LOSSES = {5: 3.303696632385254, 6: 3.282336711883545}
-LOSS = 3.3040168285369873  # of the validation after step 4
+LOSS = 3.3040168285369873  # loss of the validation after step 4
 ROUNDING = 1e-6  # kernels of another CPU; a lost moment of AdamW or another batch changes 1e-3
 
 

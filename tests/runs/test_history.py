@@ -207,7 +207,7 @@ def test_wall_time_continues_in_a_resumed_run(run):
     events = [
         event("begin", 100.0, 0, steps=20),
         event("phase", 107.0, 10, name="validation", seconds=1.5),
-        event("phase", 109.0, 18, name="checkpoint", seconds=1.0),  # of a step that is taken back
+        event("phase", 109.0, 18, name="checkpoint", seconds=1.0),  # its step is taken back
         event("begin", 1000.0, 10, steps=20),
         event("phase", 1004.0, 20, name="stall", seconds=2.0),
         event("end", 1005.0, 20, state="finished", reason=""),

@@ -76,8 +76,8 @@ BENCH = Bench({"rows": ToyRow}, "toy:measure")
 @pytest.fixture(autouse=True)
 def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # of the rows
-    monkeypatch.syspath_prepend(tmp_path)  # of their notes
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # path of the rows
+    monkeypatch.syspath_prepend(tmp_path)  # path of their notes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         sweep, "machine_record", lambda argv, device="a toy": {"device": str(device)}

@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parents[1] / "emulated_device.py"
-TRANSFER = "aten._to_copy.default at no line of ours"  # of a micro-batch: tokens, and targets
+TRANSFER = "aten._to_copy.default at no line of ours"  # moves of a micro-batch: tokens, and targets
 
 
 @pytest.fixture(scope="module")

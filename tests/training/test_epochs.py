@@ -54,7 +54,7 @@ def test_overfitting_repeats_the_first_batches(order):
     seen = run(f"--data.order={order}", "--trainer.overfit_batches=3")
     assert seen.trained == (plain[:3] * 7)[:20]
     assert len(set(plain[:3])) == 3
-    assert seen.validated == [3, 3]  # of the validation split
+    assert seen.validated == [3, 3]  # batches of the validation split
 
 
 @pytest.mark.parametrize("reload", [(), (RELOAD,)])

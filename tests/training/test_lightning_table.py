@@ -49,8 +49,8 @@ class Watch(L.Callback):
         self.validated: list[int] = []  # optimizer steps done at each validation
         self.sanity_batches = 0
         self.validation_batches = 0
-        self.norms: list[float] = []  # of the gradients that an update has used
-        self.largest: list[float] = []  # of their absolute values
+        self.norms: list[float] = []  # sum of the gradients that an update has used
+        self.largest: list[float] = []  # sum of their absolute values
         self.seen: list[torch.Tensor] = []  # inputs of each micro-batch
         self.flags: dict[str, bool] = {}
 

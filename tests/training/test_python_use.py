@@ -183,7 +183,7 @@ def test_an_overridden_configure_optimizers_is_left_alone():
     assert group["lr"] == 0.5**4
     assert group["momentum"] == 0.9
     assert group.keys().isdisjoint(("peak_lr", "betas"))
-    assert float(trainer.callback_metrics["optim/lr"]) == 0.5**3  # of the last step
+    assert float(trainer.callback_metrics["optim/lr"]) == 0.5**3  # rate of the last step
 
 
 class NaNBatch(GPTModule):

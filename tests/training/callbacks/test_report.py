@@ -69,7 +69,7 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     argv = [*args, *more, *every, "--data.order=sequential"]
     trainer = run_cli(["fit", *TINY, *argv]).trainer
     out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if " | " not in line]  # of the progress
+    lines = [line for line in out.splitlines() if " | " not in line]  # no progress
     facts = {line[:11].strip(): line[12:] for line in lines if line[11:12] == " "}
     module, data = trainer.lightning_module, trainer.datamodule
     n_parameters = sum(p.numel() for p in {*module.model.parameters()})
