@@ -18,7 +18,7 @@ from gpt_lightning.remote import attempts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, words) -> tuple[Path, str]:
-    """The folder of wrong_folder.py, with a copy `fixes` beside it, and the path of its checkpoint."""
+    """The folder of wrong_folder.py, which has a copy `fixes`, and the path of its checkpoint."""
     path = tmp_path_factory.mktemp("wrong")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
@@ -34,13 +34,6 @@ def rows() -> Iterator[Any]:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             marks = [pytest.mark.slow] if row.pop("when") else []
             yield pytest.param(row, marks=marks, id=row["input"])
-
-
-def one_step(command: list[str]) -> list[str]:
-    """Return a command that does what the given one does, with one step of training."""
-    if command[0] != "fit" or any("trainer.max_" in word for word in command):
-        return command
-    return [*command, "--trainer.max_steps=1"]
 
 
 def files_of_runs(folder: Path) -> list[Path]:
@@ -88,7 +81,9 @@ def test_a_wrong_input_is_one_line_that_names_the_key_and_a_fix_that_works(
         new = {word.lstrip("-").partition("=")[0] for word in fixed if word not in args}
         assert all(word in line for word in new)
         monkeypatch.chdir(path.with_name("fixes"))
-        command = [*fixed, "--print_config"] if row["parsed"] else one_step(fixed)
+        trains = fixed[0] == "fit" and "trainer.max_" not in row["fix"]
+        added = "--print_config" if row["parsed"] else "--trainer.max_steps=1"
+        command = [*fixed, added] if row["parsed"] or trains else fixed
         assert main(command) == 0, capsys.readouterr().err
     if name:
         (path / name).unlink()

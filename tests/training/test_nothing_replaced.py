@@ -15,6 +15,7 @@ import gc, inspect, json, os, signal, sys, threading
 from unittest import mock
 import lightning as L
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
 LIBRARIES = ("lightning", "torch.optim", "torch._inductor", "torch._dynamo")
@@ -76,21 +77,6 @@ def process():
     }
 
 
-class Plain(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.model = torch.compile(nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64)))
-
-    def training_step(self, batch, index):
-        return self.model(batch).float().square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), fused=True)
-
-    def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.randint(64, (6, 32)), batch_size=2)
-
-
 class Attention(nn.Module):
     """Model of a user, with each layer for which the package has a kernel."""
 
@@ -109,8 +95,11 @@ class Attention(nn.Module):
 before = process()
 import torch._dynamo
 if sys.argv[1] == "plain":
-    L.Trainer(max_steps=2, accelerator="cpu", precision="bf16-mixed", logger=False,
-              enable_checkpointing=False, enable_progress_bar=False).fit(Plain())
+    model = BoringModel()
+    model.layer = torch.compile(model.layer)
+    model.configure_optimizers = lambda: torch.optim.AdamW(model.parameters(), fused=True)
+    trainer = L.Trainer(accelerator="cpu", precision="bf16-mixed", max_steps=2, limit_val_batches=0)
+    trainer.fit(model)
 else:
     from gpt_lightning import fit
 
