@@ -14,6 +14,7 @@ import lightning as L
 import pytest
 import yaml
 from house import PACKAGE
+from tiny_fit import TINY_MODEL
 
 from gpt_lightning.cli import main
 from gpt_lightning.training import fit
@@ -43,19 +44,8 @@ ROOMS = {
     "training": 3_135,
 }
 # Code lines of Python outside of the package.
-OTHERS = {"tests": 24_950, "experiments": 1_077, "benchmarks": 1_045, "docs": 86, "examples": 64}
-TINY = (
-    "--model.config.n_layer=2",
-    "--model.config.n_head=2",
-    "--model.config.n_embd=16",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--model.compile=false",
-    "--model.schedule=constant",
-    "--data.batch_size=2",
-    "--trainer.accelerator=cpu",
-    "--trainer.max_steps=8",
-)
+OTHERS = {"tests": 24_950, "experiments": 1_070, "benchmarks": 1_045, "docs": 86, "examples": 64}
+TINY = (*TINY_MODEL, "--samples.max_new_tokens=4", "--data.batch_size=2", "--trainer.max_steps=8")
 
 
 @pytest.fixture
