@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import ATTENTION
 from gpt_lightning.model.loss import MIN_COLUMNS, NarrowHead, chunked_cross_entropy, mean_loss
+from gpt_lightning.parsing import HalfOpen, checked
 
 
+@checked("model.config")
 @dataclass(frozen=True)
 class GPTConfig:
     """Shape and numerics of a GPT-2. The defaults are the published 124M model.
@@ -45,37 +48,32 @@ class GPTConfig:
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients. products: keep
             the results of products and attention, too, which take nearly all of the work.
+
+    Raises:
+        UserError: A value is of another type or out of bounds; the message names its key.
     """
 
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    block_size: int = 1024
-    vocab_size: int | None = 50257
+    n_layer: PositiveInt = 12
+    n_head: PositiveInt = 12
+    n_embd: PositiveInt = 768
+    block_size: PositiveInt = 1024
+    vocab_size: PositiveInt | None = 50257
     bias: bool = True
-    dropout: float = 0.0
+    dropout: HalfOpen = 0.0
     tie_weights: bool = True
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
     attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "naive"] = "auto"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
-    loss_chunk: int | None = None
+    loss_chunk: PositiveInt | None = None
     residual: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool | Literal["products"] = False
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"model.config.{name} is {value}; it must be at least 1")
         if self.n_embd % self.n_head:
             divisible = self.n_head * max(1, round(self.n_embd / self.n_head))
             raise UserError(
                 f"model.config.n_embd {self.n_embd} is not divisible by n_head {self.n_head}: "
                 f"set model.config.n_embd to {divisible} or change model.config.n_head"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise UserError(
-                f"model.config.dropout is {self.dropout}; it must be at least 0 and below 1"
             )
 
     @property
@@ -85,12 +83,13 @@ class GPTConfig:
         return ((self.vocab_size or 0) + self.block_size + 12 * self.n_layer * C) * C
 
 
-# The four published sizes: https://huggingface.co/openai-community. A test pins the counts.
+# The four published sizes (layers, heads, width): https://huggingface.co/openai-community. A test
+# pins the counts.
 SIZES: dict[str, GPTConfig] = {
-    "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768),  # 124,439,808 parameters
-    "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),  # 354,823,168
-    "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),  # 774,030,080
-    "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600),  # 1,557,611,200
+    "gpt2": GPTConfig(12, 12, 768),  # 124,439,808 parameters
+    "gpt2-medium": GPTConfig(24, 16, 1024),  # 354,823,168
+    "gpt2-large": GPTConfig(36, 20, 1280),  # 774,030,080
+    "gpt2-xl": GPTConfig(48, 25, 1600),  # 1,557,611,200
 }
 
 

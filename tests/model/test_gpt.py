@@ -123,6 +123,10 @@ def test_narrow_head_gradient_is_accurate():
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"block_size": -4}, "block_size is -4"),
         ({"loss_chunk": 0}, "loss_chunk is 0"),
+        ({"activation": "relu"}, "model.config.activation is 'relu'; expected gelu_tanh, gelu"),
+        ({"bias": 5}, "model.config.bias is '5'; expected bool"),
+        ({"attention": "x"}, "model.config.attention is 'x'; expected auto, sdpa"),
+        ({"n_layer": "two"}, "model.config.n_layer is 'two'; expected int"),
     ],
 )
 def test_impossible_shapes_are_refused(change, message):
