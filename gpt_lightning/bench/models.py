@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.files import yaml_beside
+from gpt_lightning.model import gpt
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import mean_loss
@@ -27,6 +28,7 @@ from gpt_lightning.tables.rows import Values
 
 TABLE = yaml_beside(__file__, "sizes.yaml")
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
+SHAPES |= {size: [*vars(gpt.SIZES[name]).values()][:3] for size, name in TABLE["published"].items()}
 COURSE_SIZES: list[str] = TABLE["course"]
 GPU_SIZES: list[str] = TABLE["gpu"]
 MODELS = ("gpt2", "course")
