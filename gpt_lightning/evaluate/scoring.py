@@ -104,7 +104,7 @@ class Scorer:
         self.beat: Callable[[], None] = lambda: None
         self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none
         self.block_size = cast(GPTConfig, model.config).block_size
-        self._ours = has_our_forward(type(model))
+        self._ours = has_our_forward(model)
         self._body: Any = model.transformer if self._ours else model
 
     def after(self, context: np.ndarray, tokens: np.ndarray) -> Request:

@@ -35,7 +35,9 @@ class LoRALinear(nn.Linear):
 def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> None:
     """Add matrices of low rank to linear layers, and freeze all other parameters.
 
-    The layers are those of a GPT's blocks, or any of a network of one's own.
+    The layers are those of a GPT's blocks, or any of a network of one's own. They are nn.Linear
+    itself: a subclass may compute something else, and PyTorch's transformer layers read the weights
+    of theirs without calling them.
 
     A is drawn as PyTorch draws the weight of a linear layer, and B is zero, so that the model
     computes at first what it did.
@@ -47,26 +49,26 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
         targets: Patterns of the layers' names: c_attn, attn.c_proj, c_fc, mlp.c_proj or *.
 
     Raises:
-        UserError: There is no pattern, or one matches no layer.
+        UserError: A pattern matches no layer, or one of another class; or there is no pattern.
     """
     blocks = model.transformer.h if isinstance(model, GPT) else model
-    layers = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
-    if not targets:
-        raise UserError("model.lora_targets is empty: name a layer, such as c_attn")
+    own = {m for m in blocks.modules() if isinstance(m, nn.TransformerEncoderLayer)}
+    read = {m for layer in own for m in layer.modules()}
+    linear = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
+    fit = {n for n, m in linear.items() if type(m) is nn.Linear and m not in read}
     chosen: set[str] = set()
-    for target in targets:
-        found = {name for name in layers if fnmatchcase(f".{name}", f"*.{target}")}
-        if not found:
-            names = sorted({name.partition(".")[2] or name for name in layers})
-            raise UserError(
-                f"model.lora_targets {target!r} is no layer of a block: choose of "
-                f"{', '.join(names)}"
-            )
-        chosen |= found
+    for target in targets or ("",):
+        found = {name for name in linear if fnmatchcase(f".{name}", f"*.{target}")}
+        unfit = [] if target == "*" else sorted(found - fit)
+        if unfit or not found:
+            names = ", ".join(sorted({name.partition(".")[2] or name for name in fit}))
+            given = f"{unfit[0]}, not called as nn.Linear" if unfit else "no layer of a block"
+            raise UserError(f"model.lora_targets {target!r} is {given}: choose of {names}")
+        chosen |= found & fit
     model.requires_grad_(False)
     transform(blocks, by_name(chosen, LoRALinear))
     for name in sorted(chosen):
-        layer = cast(LoRALinear, layers[name])
+        layer = cast(LoRALinear, linear[name])
         layer.scale = alpha / rank
         layer.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
         layer.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
@@ -89,10 +91,8 @@ def merged(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     return found
 
 
-def plain(layer: nn.Linear) -> nn.Linear:
-    """Return a linear layer without its adapter; a layer without one is returned as it is."""
-    if not isinstance(layer, LoRALinear):
-        return layer
+def plain(layer: LoRALinear) -> nn.Linear:
+    """Return a linear layer without its adapter."""
     with torch.no_grad():
         weight = layer.weight + layer.scale * (layer.lora_b @ layer.lora_a)  # (out, in)
     found = nn.Linear(1, 1, bias=False)

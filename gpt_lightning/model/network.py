@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.loss import NarrowHead
 
 EXPECTED = "expected a class of yours, such as my_package.MyGPT, or {class_path, init_args}"
 
@@ -185,9 +186,16 @@ def missing_network(source: str, theirs: Fields, option: str) -> UserError:
     )
 
 
-def has_our_forward(kind: type[nn.Module]) -> bool:
-    """Return whether a class computes logits and loss as GPT does: transformer, then lm_head."""
-    return issubclass(kind, GPT) and kind.forward is GPT.forward and kind.head is GPT.head
+def has_our_head(model: GPT) -> bool:
+    """Return whether the output head of a model is GPT's: a product with a matrix alone."""
+    head = model.lm_head
+    return (type(head) is nn.Linear or isinstance(head, NarrowHead)) and head.bias is None
+
+
+def has_our_forward(model: nn.Module) -> bool:
+    """Return whether a model computes logits and loss as GPT does: transformer, then lm_head."""
+    own = type(model).forward, getattr(type(model), "head", None)
+    return own == (GPT.forward, GPT.head) and has_our_head(cast(GPT, model))
 
 
 def count_flops(model: nn.Module, config: GPTConfig, context: int) -> tuple[float, str]:

@@ -20,6 +20,7 @@ def transform(model: nn.Module, *transforms: Transform) -> None:
     for choose in transforms:
         for name, layer in model.named_modules():
             if kind := choose(name, layer):
+                assert issubclass(kind, type(layer)), f"{name} would lose methods of its class"
                 layer.__class__ = kind
 
 

@@ -110,19 +110,19 @@ def build_model(
 
 
 def check_network(
-    network: Network | None, config: GPTConfig, settings: Settings, trainer: Trainer
+    network: Network, model: nn.Module, config: GPTConfig, settings: Settings, trainer: Trainer
 ) -> None:
     """Raise a UserError for a setting that a network of one's own does not have."""
-    if network is None:
-        return
-    kind = network.load()
-    ours, same_loss = issubclass(kind, GPT), has_our_forward(kind)
+    ours, same_loss = isinstance(model, GPT), has_our_forward(model)
     for key, is_set, possible in (
         ("model.compile_scope block", settings.compile_scope == "block", same_loss),
         ("trainer.strategy fsdp2", is_sharded(trainer), same_loss),
         ("model.config.loss_chunk", config.loss_chunk is not None, same_loss),
         ("model.pad_head true", settings.pad_head is True, ours),
         ("model.optimizer muon", settings.optimizer == "muon", ours),
+        (f"model.config.attention {config.attention}", config.attention != "auto", ours),
+        ("model.config.checkpointing", bool(config.checkpointing), ours),
+        ("model.config.residual bfloat16", config.residual != "float32", ours),
     ):
         if is_set and not possible:
             raise UserError(

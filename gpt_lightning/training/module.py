@@ -21,7 +21,6 @@ from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, 
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, count_flops, missing_network
-from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -77,7 +76,7 @@ class GPTModule(EvaluatedModule):
         super().__init__()
         # A checkpoint has the configuration as plain values: no class is imported.
         if isinstance(config, dict):
-            config = GPTConfig(**without_removed(config, "model.config."))
+            config = GPTConfig(**config)
         self.config = config
         self.init_from = init_from
         self.network = Network.of(network)
@@ -109,11 +108,12 @@ class GPTModule(EvaluatedModule):
         if trainer is not None and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
-            build.check_network(self.network, self.config, self.settings, trainer)
         if not hasattr(self, "model"):
             self.model = build.build_model(self.config, self.settings, self.init_from, self.network)
         if trainer is None:
             return  # load_from_checkpoint
+        if fitting and self.network is not None:
+            build.check_network(self.network, self.model, self.config, self.settings, trainer)
         if trainer.precision == "64-true":
             self.model.double()  # callbacks may call this before Lightning restores weights
         sharded = steps.is_sharded(trainer)
@@ -269,8 +269,7 @@ class GPTModule(EvaluatedModule):
     def _build_optimizer(self) -> Optimizer:
         file = optimizers.load(self.settings)
         fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
-        optimizer = file.build(self.model, self.settings, fused)
-        return optimizer
+        return file.build(self.model, self.settings, fused)
 
     def learning_rate_at(self, step: int, peak: float) -> float:
         """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""

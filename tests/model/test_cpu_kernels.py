@@ -16,6 +16,7 @@ from gpt_lightning.model import attention, gpt
 from gpt_lightning.model.fast import cpu_kernels
 from gpt_lightning.model.fast.compilation import (
     RECOMPUTE_IN_BACKWARD,
+    attention_kernel,
     compile_in_place,
     compiled_head,
 )
@@ -34,6 +35,7 @@ from gpt_lightning.model.fast.cpu_kernels import (
     sigmoid_gelu,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.network import has_our_forward
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
 
@@ -126,6 +128,34 @@ def test_compiled_it_is_the_same_model(
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4 if bf16 else 1e-6, atol=1e-6)
     for p, q in zip(plain.parameters(), traced.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=rtol, atol=atol)
+
+
+class Tripled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+OWN_LAYERS = [
+    ("lm_head", Tripled(16, 11, bias=False), False),
+    ("lm_head", nn.Linear(16, 11), False),
+    ("transformer.wpe", nn.Embedding(8, 16, max_norm=0.5), True),
+    ("transformer.h.0.attn.attention", lambda q, k, v, p: v, True),
+]
+
+
+@pytest.mark.parametrize(("place", "own", "same_loss"), OWN_LAYERS)
+def test_a_users_own_layers_stay_in_compiled_code(place, own, same_loss):
+    torch.manual_seed(0)
+    model, idx = GPT(CONFIG), torch.randint(11, (3, 8))
+    parent, _, name = place.rpartition(".")
+    setattr(model.get_submodule(parent), name, own)
+    expected = model(idx, idx).item()
+    assert has_our_forward(model) == same_loss
+    kernel, _ = attention_kernel(model, torch.device("cpu"), 8, 0.0)
+    assert (kernel == "the network's own") == (name == "attention")
+    install(model)
+    model.compile(backend=Graphs())
+    assert model(idx, idx).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpt_lightning.model import lora
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.transforms import by_name, transform
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint
 from gpt_lightning.runs.settings import Settings
@@ -64,6 +65,25 @@ def test_lora_begins_as_the_model_itself_and_trains_its_matrices_alone(model, to
 def test_the_layers_that_targets_name(targets, layers, model):
     lora.install(model, 1, 1.0, targets)
     assert sum(type(m) is lora.LoRALinear for m in model.modules()) == 2 * layers
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_only_layers_that_are_called_as_linear_ones_get_lora():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)  # eval reads them
+    network, x = nn.Sequential(nn.Linear(8, 8), Doubled(8, 8), encoder).eval(), torch.randn(2, 3, 8)
+    before = network(x)
+    lora.install(network, 1, 1.0, ["*"])
+    torch.testing.assert_close(network(x), before)
+    assert [type(m) for m in network.modules()].count(lora.LoRALinear) == 1
+    for target in ("1", "out_proj", "2.linear1"):
+        with pytest.raises(UserError, match=rf"lora_targets '{target}' is .*{target}, not"):
+            lora.install(network, 1, 1.0, [target])
+    with pytest.raises(AssertionError, match="methods"):
+        transform(network, by_name({"1"}, lora.LoRALinear))
 
 
 def test_merged_weights_compute_the_same(model, tokens):

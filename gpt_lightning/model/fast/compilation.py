@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 from threading import Thread
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
+from gpt_lightning.model.attention import ATTENTION, NoKernelError, find_kernel, naive_is_faster
 from gpt_lightning.model.fast.compiled_code import kept_code, trusted_instructions
-from gpt_lightning.model.gpt import GPT, Block
+from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype
 
 
@@ -108,16 +108,22 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
 
     Returns:
         avx512 (cpu_attention.py), naive, flash, cudnn or efficient; math for PyTorch's
-        products without a kernel. Where avx512 would run and cannot be built, also the reason.
+        products without a kernel; "the network's own" for a user's function in the first layer.
+        Where avx512 would run and cannot be built, also the reason.
 
     Raises:
         NoKernelError: PyTorch has no such kernel here; the message has its reasons.
     """
     config, error = model.config, ""
     hs = config.n_embd // config.n_head
-    if config.attention == "auto" and device.type == "cpu" and is_compiled(model):
+    layers = (m.attention for m in model.modules() if isinstance(m, CausalSelfAttention))
+    attention, kernels = next(layers, None), ATTENTION
+    if device.type == "cpu" and is_compiled(model):
         from gpt_lightning.model.fast import cpu_attention  # only these models need it
-
+        from gpt_lightning.model.fast.cpu_kernels import KERNELS as kernels
+    if attention is not kernels[config.attention]:
+        return "the network's own", ""
+    if config.attention == "auto" and kernels is not ATTENTION:
         if cpu_attention.fits(T, hs, autocast_dtype(model.lm_head.weight)):
             error = cpu_attention.build_error()
             if not error:
@@ -126,10 +132,9 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
             return "naive", error
     if config.attention == "naive":
         return "naive", ""
-    attention = cast(Block, model.transformer.h[0]).attn.attention
     like = torch.empty(0, device=device)  # Lightning casts weights to the default dtype later
     found = find_kernel(attention, like, hs, dropout_p)
-    if config.attention in FUSED and config.attention != found:  # MPS may ignore the restriction
+    if config.attention not in ("auto", "sdpa", found):  # MPS may ignore the restriction
         raise NoKernelError(f"PyTorch takes its {found} kernel instead.")
     return found, error
 

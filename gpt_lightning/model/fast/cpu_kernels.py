@@ -22,23 +22,29 @@ from gpt_lightning.model.attention import (
 from gpt_lightning.model.fast import cpu_attention
 from gpt_lightning.model.fast.cpu_attention import OPERATORS
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
-from gpt_lightning.model.loss import autocast_dtype, pad_columns
+from gpt_lightning.model.loss import NarrowHead, autocast_dtype, pad_columns
+from gpt_lightning.model.network import has_our_head
 from gpt_lightning.model.transforms import by_class, by_name, transform
 
 
 def install(model: GPT, pad_head: bool = True) -> None:
-    """Replace the layers of a model that will be compiled for a CPU, in place."""
+    """Replace the layers of a model that will be compiled for a CPU, in place.
+
+    A user's own layers, output head and functions for attention stay as they are.
+    """
     transform(model, by_class(LAYERS))
     if pad_head:
         install_head(model)
+    attention = model.config.attention
     for module in model.modules():
-        if isinstance(module, CausalSelfAttention):
-            module.attention = KERNELS[model.config.attention]
+        if isinstance(module, CausalSelfAttention) and module.attention is ATTENTION[attention]:
+            module.attention = KERNELS[attention]
 
 
 def install_head(model: GPT) -> None:
     """Replace the output head of a model, in place."""
-    transform(model, by_name({"lm_head"}, PaddedHead))
+    if has_our_head(model):
+        transform(model, by_name({"lm_head"}, PaddedHead))
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -169,7 +175,8 @@ class DeterministicEmbedding(nn.Embedding):
     """Embedding whose gradient has the same bits in each run."""
 
     def forward(self, idx: Tensor) -> Tensor:
-        if not is_compiling():
+        options = self.padding_idx, self.max_norm, self.scale_grad_by_freq
+        if not is_compiling() or options != (None, None, False):
             return super().forward(idx)
         return Lookup.apply(idx, self.weight)  # type: ignore[no-untyped-call]
 
@@ -209,7 +216,7 @@ class Lookup(torch.autograd.Function):
 # ---- output head ---------------------------------------------------------------------------------
 
 
-class PaddedHead(nn.Linear):
+class PaddedHead(NarrowHead):
     """Output head without bias, multiplied in a multiple of 64 rows.
 
     oneDNN's gradient of a weight with 50,257 rows takes a fifth longer than of one with 50,304. The

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpt_lightning.model.attention import FUSED, sdpa_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.lora import plain
+from gpt_lightning.model.lora import LoRALinear, plain
 
 
 class Decoder:
@@ -122,8 +122,8 @@ def product(
     The output has the dtype of the input. A layer with other parameters than a linear layer's, such
     as an adapter's, is returned as it is.
     """
-    if isinstance(layer, nn.Linear) and (pack or layer.weight.dtype != dtype):
-        layer = plain(layer)  # merges LoRA
+    if isinstance(layer, LoRALinear) and (pack or layer.weight.dtype != dtype):
+        layer = plain(layer)
     own = dict(layer.named_parameters())
     if own.keys() not in ({"weight"}, {"weight", "bias"}):
         return layer
