@@ -156,7 +156,9 @@ def test_a_compiled_fit_replaces_nothing(tmp_path):
     own = str(Path(__file__).parents[2] / "gpt_lightning"), "gpt_lightning."
     assert {n: at for n, at in ours["functions"].items() if any(word in at for word in own)} == {}
     assert different(plain["configs"], ours["configs"]) == {}
-    assert plain["code"] == ours["code"]
+    # the first line has the number of the graph in its process
+    plains, own_code = ([c.partition("\n")[2] for c in who["code"]] for who in (plain, ours))
+    assert plains == own_code
     # variables are put back, also those that PyTorch's compiler sets
     changed = different(plain["after"], plain["before"]).items()
     pytorchs = {key: after for key, (after, _) in changed if not key.startswith("environment ")}
