@@ -13,10 +13,8 @@ NO_ARGUMENT = NO_BEGINNING | {"That"}
 SECTIONS = ("Args:", "Attributes:")
 # "name: Text", 4 spaces into a section; continuation lines are indented by 8
 ARGUMENT = re.compile(r"    (\*{0,2}\w+): (\w+)")
-PREPOSITIONS = "as|at|before|by|for|from|in|inside|of|on|since|to|until|up|with|within|without"
-COMMENT = re.compile(
-    rf"(?im)(?:^|\s)((?:#|//) (?:{PREPOSITIONS}|a(?:bove|fter)|between|into)\b.*)$"
-)
+PREPOSITIONS = "above|after|as|at|before|between|by|for|from|in|inside|into|of|on|since|to|until|"
+COMMENT = re.compile(rf"(?im)(?:^|\s)((?:#|//) (?:{PREPOSITIONS}up|with|within|without)\b.*)$")
 CONTINUED = re.compile(r"(?m)^( *(?:#|//) .*)(?:\n *(?:#|//) .*)+")
 
 
