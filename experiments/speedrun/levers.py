@@ -9,11 +9,8 @@ lever's, seed by seed. What no record uses is written here alone. Each run has o
 many run side by side as there are cores: losses are measured, not times.
 """
 
-import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +23,24 @@ import torch
 from torch import Tensor, nn
 
 from experiments.speedrun.model import ROWS, RotaryAttention, SpeedrunGPT, SpeedrunTransformer
+from gpt_lightning.cli import main
 from gpt_lightning.data.texts import corpus_file
+from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.transforms import by_class, transform
+from gpt_lightning.parsing import OneLineParser
+from gpt_lightning.tables.ledger import Ledger, identity
+from gpt_lightning.tables.options import at_least, listed, one_of
+from gpt_lightning.tables.rows import Row
+from gpt_lightning.tables.worker import isolated
 from gpt_lightning.training.optimizers.muon import orthogonalize, stacked_step
 
+ABOUT = "Measure the levers of the Shakespeare speedrun one at a time, and write their page."
 PAGE = Path(__file__).parent / "records" / "levers.md"
+ROWS_FOLDER = Path("lightning_logs") / "speedrun" / "levers"
+LIMIT_S = 3600.0  # time limit of a run
 V = 65
 LONG = "1.4697, best"  # records of several epochs
 SHARES = dict[float, int]  # share of the training at which a value begins -> value
@@ -123,9 +131,8 @@ def without_triples(model: GPT) -> None:
 
 def with_mix(model: GPT) -> None:
     """Add the embedding to the input of each block, with a trained weight that begins at 0."""
-    body = model.transformer
-    body.__class__ = Mixed
-    body.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * model.config.n_layer))
+    transform(model, by_class({SpeedrunTransformer: Mixed}))
+    model.transformer.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * model.config.n_layer))
 
 
 class Mixed(SpeedrunTransformer):
@@ -140,7 +147,7 @@ class Mixed(SpeedrunTransformer):
 
 def with_embedding_dropout(model: GPT) -> None:
     """Drop from the embedding as GPT-2 does."""
-    model.transformer.__class__ = Dropped
+    transform(model, by_class({SpeedrunTransformer: Dropped}))
 
 
 class Dropped(SpeedrunTransformer):
@@ -152,7 +159,7 @@ class Dropped(SpeedrunTransformer):
 
 def with_growth(model: GPT) -> None:
     """Let the first blocks run alone at first; the others begin as identities."""
-    model.transformer.__class__ = Growing
+    transform(model, by_class({SpeedrunTransformer: Growing}))
 
 
 class Growing(SpeedrunTransformer):
@@ -173,7 +180,7 @@ def with_gelu(model: GPT) -> None:
 
 def without_rotation(model: GPT) -> None:
     """Add learned positions to the input, as GPT-2 does."""
-    each(model, lambda block: setattr(block.attn, "__class__", NormalizedAttention))
+    transform(model, by_class({RotaryAttention: NormalizedAttention}))
     model.transformer.wte = Positions(model.transformer.wte, model.config)
 
 
@@ -425,52 +432,41 @@ def evaluate(model: GPT, tokens: Tensor) -> float:
 # ---- page ----------------------------------------------------------------------------------------
 
 
-def measured(name: str, seed: int, tokens: int) -> float:
-    """Return the loss of a run in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.speedrun.levers",
-        "--lever",
-        name,
-        "--seeds",
-        str(seed),
-    ]
-    command += ["--tokens", str(tokens)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    if done.returncode:
-        raise SystemExit(f"{name}\n{done.stderr}")
-    loss = float(done.stdout.split()[-1])
-    print(f"{name} seed {seed}: {loss:.4f}", flush=True)
-    return loss
+def measure(row: Row) -> dict[str, float]:
+    """Return the loss of a run."""
+    return {"loss": train(LEVERS[row.lever], row.seed, row.tokens)}
 
 
-def main() -> None:
-    """Measure one lever, or all, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lever", choices=[*LEVERS], help="print the loss of one run")
-    parser.add_argument("--only", nargs="+", default=[*LEVERS], help="levers to measure")
-    parser.add_argument("--seeds", default="1,2,3", help="seeds (1,2,3)")
-    parser.add_argument("--tokens", type=int, default=819_200, help="tokens of a run (819,200)")
-    parser.add_argument("--rows", type=Path, default=PAGE.with_suffix(".json"), help="losses")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side")
-    args = parser.parse_args()
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    if args.lever:
-        print(train(LEVERS[args.lever], seeds[0], args.tokens))
-        return
-    known = json.loads(args.rows.read_text()) if args.rows.exists() else {}
-    names = list(dict.fromkeys(["base", *args.only]))
-    jobs = [(name, seed) for name in names for seed in seeds if f"{name} {seed}" not in known]
+def run(argv: list[str]) -> int:
+    """Measure levers, each run in a process of its own, and write the page.
+
+    Raises:
+        UserError: An argument is wrong, or a run failed.
+    """
+    parser = OneLineParser(prog="python -m experiments.speedrun.levers", description=ABOUT)
+    parser.add_argument("--only", default=",".join(LEVERS), help="Levers, separated by commas.")
+    parser.add_argument("--seeds", default="1,2,3", help="Seeds, separated by commas.")
+    parser.add_argument("--tokens", type=int, default=819_200, help="Tokens of a run.")
+    parser.add_argument("--rows", default=str(ROWS_FOLDER), help="Folder of the losses so far.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Runs side by side.")
+    args = parser.parse_args(argv)
+    names = dict.fromkeys(["base", *listed(args, "only", one_of(LEVERS))])
+    seeds, ledger = listed(args, "seeds", at_least(0)), Ledger(Path(args.rows))
+    ledger.folder.mkdir(parents=True, exist_ok=True)
+    keys = [{"lever": n, "seed": seed, "tokens": args.tokens} for n in names for seed in seeds]
+    todo = [key for key in keys if identity(key) not in ledger.by_key()]
+    os.environ["OMP_NUM_THREADS"] = "1"
     with ThreadPoolExecutor(args.jobs) as pool:
-        losses = pool.map(lambda job: measured(*job, args.tokens), jobs)
-        for job, loss in zip(jobs, losses, strict=True):
-            known[f"{job[0]} {job[1]}"] = loss
-            args.rows.parent.mkdir(parents=True, exist_ok=True)
-            args.rows.write_text(json.dumps(known, indent=1) + "\n")
+        rows = pool.map(lambda key: isolated(f"{__spec__.name}:measure", key, LIMIT_S), todo)
+        for key, row in zip(todo, rows, strict=True):
+            if row["status"] != "ok":
+                raise UserError(f"{key['lever']} ended: {row['status']}, {row['note']}")
+            ledger.append(key, row)
+            print(f"{key['lever']} seed {key['seed']}: {row['loss']:.4f}", flush=True)
+    found = ((key, row) for key, row in ledger.read() if key["tokens"] == args.tokens)
+    known = {(key["lever"], key["seed"]): row["loss"] for key, row in found}
     write(known, seeds, args.tokens)
+    return 0
 
 
 def muon_ms(stacked: bool) -> float:
@@ -492,19 +488,19 @@ def muon_ms(stacked: bool) -> float:
     return statistics.median(times[1:])
 
 
-def write(known: dict[str, float], seeds: list[int], tokens: int) -> None:
+def write(known: dict[tuple[str, int], float], seeds: list[int], tokens: int) -> None:
     """Write the page of all losses that are known."""
     lines = [
         "| lever | mean loss | gain | by seed | in a record |",
         "| --- | ---: | ---: | --- | --- |",
     ]
     for name, run in LEVERS.items():
-        losses = [known.get(f"{name} {seed}") for seed in seeds]
+        losses = [known.get((name, seed)) for seed in seeds]
         if None in losses:
             continue
         # a lever of a record is measured by its absence
         sign = -1 if run.kept else 1
-        gains = [sign * (known[f"base {s}"] - known[f"{name} {s}"]) for s in seeds]
+        gains = [sign * (known["base", s] - known[name, s]) for s in seeds]
         each = ", ".join(f"{gain:+.4f}" for gain in gains) if name != "base" else ""
         mean = f"{statistics.mean(gains):+.4f}" if name != "base" else ""
         kept = "" if name == "base" else "yes" if run.kept else run.records
@@ -540,4 +536,4 @@ the order of bfloat16's sums.
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(run=run))
