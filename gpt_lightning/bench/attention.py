@@ -30,6 +30,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from pathlib import Path
 from statistics import median
@@ -171,13 +172,19 @@ def measure_attention(row: Row) -> Values:
     }
 
 
-def run_step(attention: Attention, tensors: Sequence[Tensor], phase: PhaseContext) -> None:
-    """Run forward and backward on q, k, v and the output's gradient, (B, nh, T, d) each."""
+def run_step(
+    attention: Attention, tensors: Sequence[Tensor], phase: PhaseContext = nullcontext
+) -> list[Tensor]:
+    """Run forward and backward on q, k, v and the output's gradient, (B, nh, T, d) each.
+
+    Returns:
+        Output, and gradients of q, k and v.
+    """
     q, k, v, gradient = tensors
     with phase("forward"):
         out = attention(q, k, v)
     with phase("backward"):
-        torch.autograd.grad(out, (q, k, v), gradient)
+        return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -221,14 +228,8 @@ def check_own(attention: Attention, causal: bool, tensors: Sequence[Tensor]) -> 
     """
     plain = make_attention("naive", causal)
     exact = [t.detach().cpu().double().requires_grad_() for t in tensors]  # MPS has no float64
-
-    def outputs(function: Attention, *given: Tensor) -> list[Tensor]:
-        q, k, v, gradient = given
-        out = function(q, k, v)
-        return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
-
     names = ("output", "gradient of q", "gradient of k", "gradient of v")
-    found = (outputs(attention, *tensors), outputs(plain, *tensors), outputs(plain, *exact))
+    found = (run_step(attention, tensors), run_step(plain, tensors), run_step(plain, exact))
     for name, own, rounded, true in zip(names, *found, strict=True):
         error, usual = ((t.cpu().double() - true).abs().max().item() for t in (own, rounded))
         limit = 4 * usual + 1e-5 * true.abs().max().item()

@@ -25,7 +25,7 @@ PHASE = "phase: "  # prefix of our ranges in a profile, which also has ranges of
 MAX_ENTRIES = 1_000_000  # CUDA's history; a step of the 2.7B model has about 10,000
 
 PhaseContext = Callable[[str], AbstractContextManager[Any]]
-Work = Callable[[PhaseContext], None]  # runs `with phase("forward"): ...`, each name once
+Work = Callable[[PhaseContext], object]  # runs `with phase("forward"): ...`, each name once
 
 
 @dataclass(frozen=True)

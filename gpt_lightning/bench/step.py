@@ -1,14 +1,14 @@
 """One training step for all benches of models, and the facts of a row's own process."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench import timing
+from gpt_lightning.bench.memory_meter import PhaseContext
 from gpt_lightning.bench.models import VOCABULARY, CourseModel
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import device_name, keep_freed_memory
@@ -22,7 +22,6 @@ from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
 MAX_NORM = 1.0  # norm of the gradients in all files of configs/
-PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
 
 
 def set_products(dtype: str, device: torch.device) -> torch.dtype:

@@ -54,11 +54,11 @@ def prepare(
     if not sources or not all(found.strip() for found in sources):
         raise UserError("source is empty; give a value, or leave it out")
     folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
-    target = Target(folder, overwrite)
-    if out and is_url(out):
-        address, digest = out.rstrip("/"), hashlib.sha256(out.rstrip("/").encode()).hexdigest()[:8]
+    address = out.rstrip("/") if out and is_url(out) else ""
+    if address:
+        digest = hashlib.sha256(address.encode()).hexdigest()[:8]
         folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # unfinished work
-        target = Target(folder, overwrite, address)
+    target = Target(folder, overwrite, address)
     manifest, made = _prepare(sources, Path(data_dir), target, chosen)
     if manifest is None:
         return
