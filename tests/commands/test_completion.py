@@ -76,7 +76,7 @@ def test_a_script_has_every_command_option_and_name(shell, parser, tmp_path, mon
 
 
 def test_the_words_are_those_that_the_code_accepts():
-    files = (ROOT / "gpt_lightning" / "training" / "optimizers").glob("[!_]*.py")
+    files = (ROOT / "gpt_lightning/training/optimizers").glob("[!_]*.py")
     names = {"model.optimizer": [path.stem for path in files], "data.corpus": CORPORA}
     for key, known in (names | {"tasks": TASKS, "evaluation.tasks": FILES}).items():
         assert {*completion.values_of(Action([], key), "")} == {*known}

@@ -669,14 +669,16 @@ def peak_mib(source: Path, out: Path, tokenizer: str, kind: str) -> float:
 )
 def test_memory_does_not_grow_with_the_input(texts: list[str], tmp_path: Path, kind: str) -> None:
     peaks = []
-    for repeats in (8, 20):  # 50 MB, of one text three pieces, and 125 MB
+    # 50 and 125 MB; of one text 125 and 250 MB, because the first 100 MB warm the allocators up
+    for repeats in (20, 40) if kind == "char" else (8, 20):
         suffix = {"char": "txt", "shuffle": "jsonl"}.get(kind, kind)
         path = tmp_path / f"docs.{suffix}"
         write_many(path, [text * 200 for text in texts], repeats)
         tokenizer = "char" if kind == "char" else "gpt2"
         peaks.append(peak_mib(path, tmp_path / "out", tokenizer, kind))
     print(kind, peaks)
-    # The larger input has 75 MB more (one text in memory: 300); what is allowed is the allocators.
+    # The larger input has 75 MB more, or 125 (one text in memory: 500); what is allowed is the
+    # allocators.
     assert peaks[1] < peaks[0] + 32
 
 
