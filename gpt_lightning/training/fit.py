@@ -224,6 +224,11 @@ def fit(
 
 def _argument(value: Any) -> str:
     """Return a value as it is typed on the command line."""
-    if parsing.is_number(value):
-        value = value.item()
-    return str(value) if isinstance(value, str | Path) else json.dumps(value)
+    text = json.dumps(value, default=_plain)
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value.item() if parsing.is_number(value) else str(value)
