@@ -7,7 +7,7 @@ has an example.
 
 import importlib
 import json
-import platform
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -36,14 +36,12 @@ class Network:
         class_path: Module and name of the class.
         init_args: Arguments of the class after the configuration: numbers, words, lists, dicts.
         folder: Folder of the module, which is searched after Python's own; None: the current one.
-        machine: Name of the machine that has found the folder.
         kind: The class, if it was given itself.
     """
 
     class_path: str
     init_args: Fields = field(default_factory=dict)
     folder: str | None = None
-    machine: str | None = None
     kind: type | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -56,11 +54,12 @@ class Network:
         if value is None or isinstance(value, cls):
             return value
         facts = dict(value) if isinstance(value, dict) else {"class_path": value}
+        facts.pop("machine", None)  # key of version 0.1.0
         if isinstance(kind := facts.get("class_path"), type):
             facts |= {"class_path": f"{kind.__module__}.{kind.__qualname__}", "kind": kind}
         try:
-            json.dumps({key: facts[key] for key in facts if key != "kind"})
             found = cls(**facts)
+            json.dumps(found.settings())
             path = found.class_path.split(".")
             assert found.kind or (len(path) > 1 and all(map(str.isidentifier, path)))
             assert isinstance(found.init_args, dict)
@@ -74,7 +73,7 @@ class Network:
 
     def settings(self) -> Fields:
         """Return the value of model.network in config.yaml."""
-        return self.record() | {"folder": self.folder, "machine": self.machine}
+        return self.record() | {"folder": self.folder}
 
     def located(self, folders: Iterable[Path]) -> "Network":
         """Return the network with the folder of its module on this machine; imports nothing.
@@ -90,7 +89,7 @@ class Network:
         candidates = [] if installed else [*own, *folders, Path.cwd()]
         places = (str(folder.absolute()) for folder in candidates)
         found = next((place for place in places if PathFinder.find_spec(top, [place])), None)
-        return replace(self, folder=found, machine=platform.node())
+        return replace(self, folder=found)
 
     def load(self) -> type[nn.Module]:
         """Import the class; its folder is on Python's search path meanwhile.
@@ -130,9 +129,8 @@ class Network:
         Raises:
             UserError: The class cannot be imported, or does not take the arguments.
         """
-        kind = self.load()
         try:
-            model = kind(config, **self.init_args)
+            model = self.load()(config, **self.init_args)
         except TypeError as error:
             raise UserError(
                 f"model.network {self.class_path} cannot be built ({cause(error)}); it is called "
@@ -172,17 +170,18 @@ def build(network: Network | None, config: GPTConfig) -> Any:
     return GPT(config) if network is None else network.build(config)
 
 
-def missing_network(source: str, theirs: Fields, option: str) -> UserError:
-    """Return the error for weights of a network that no setting of this machine names.
+def missing_network(source: str, theirs: Any) -> UserError:
+    """Return the error for weights of a network that no setting of this user names.
 
     Args:
         source: Origin of the weights.
-        theirs: Network in the record of the weights.
-        option: Place where the user can name it.
+        theirs: Network in the record of the weights, or in their config.yaml.
     """
+    named: Any = Network.of(theirs)
+    value = json.dumps(named.record()) if named.init_args else named.class_path
     return UserError(
-        f"{source} has the weights of a network of its own, {theirs.get('class_path')}, and a "
-        f"file imports nothing: name the class with {option}"
+        f"{source} has the weights of a network of its own, and a file imports nothing: name the "
+        f"class with --model.network {shlex.quote(value)}, in Python with network="
     )
 
 

@@ -169,8 +169,8 @@ def check_shape(source: str, config: GPTConfig, theirs: Fields) -> None:
     wrong = {k: json.dumps(v) for k, v in theirs.items() if v is not None and v != ours[k]}
     if not wrong:
         return
-    values = ((k, json.dumps(getattr(config, k)), v) for k, v in wrong.items())
-    differ = ", ".join(f"{key} is {our}, there {their}" for key, our, their in values)
+    ours = {k: json.dumps(getattr(config, k)) for k in wrong}
+    differ = ", ".join(f"{k} is {ours[k]}, there {v}" for k, v in wrong.items())
     sized = [k for k in SIZE_KEYS if k in wrong and source in SIZES]
     fixes = [f"--config model/{source}"] if sized else []
     fixes += [f"--model.config.{k} {v}" for k, v in wrong.items() if k not in sized]

@@ -1,16 +1,19 @@
 """Trained models: runs and checkpoints of this program, Hugging Face's formats, and nanoGPT's."""
 
 import dataclasses
-import platform
+import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import yaml
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model import huggingface
@@ -40,8 +43,7 @@ def read_source(
             newest is taken; the URL of one of these; ckpt.pt of nanoGPT; a folder in Hugging Face's
             format, or a file .safetensors or .bin; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, which
             are downloaded once (write ./gpt2 for a folder of that name).
-        network: Network of one's own that has these weights; None: the one in config.yaml of a run
-            folder of this machine.
+        network: Network of one's own that has these weights; None: that of `network_of_run`.
         gpt_for: Command or key that takes the weights of a GPT alone.
 
     Raises:
@@ -67,25 +69,32 @@ def read_source(
             "takes those of a GPT alone"
         )
     if theirs is not None and network is None:
-        network = None if is_remote(str(source)) else network_of_run(path)
-        if network is None:
-            raise missing_network(str(source), theirs, "--model.network, or give its run folder")
+        network = network_of_run(path)
+        if network is None or network.record() != theirs:
+            raise missing_network(str(source), theirs)
     return dataclasses.replace(found, network=network)
 
 
+def note_of_run(run: Path) -> Path:
+    """Return the file of the network of a run folder: no file of the folder lets code run."""
+    digest = hashlib.sha256(bytes(run.resolve())).hexdigest()
+    return platformdirs.user_cache_path("gpt-lightning") / "networks" / f"{digest}.yaml"
+
+
+def note_network(run: Path, network: Network) -> None:
+    """Write down, in the user's cache, that this user trains a network in a run folder."""
+    with suppress(UserError):  # --model.network names the network where no cache can be written
+        write_atomic(note_of_run(run), yaml.safe_dump(network.settings()).encode())
+
+
 def network_of_run(checkpoint: Path) -> Network | None:
-    """Return model.network in config.yaml of a checkpoint's run folder.
+    """Return the network that this user has trained in the run folder of a checkpoint.
 
-    None if there is none, if another machine has written it, and in a copy of a run.
+    None if there is none, and in a copy of a run or a run of another user.
     """
-    from gpt_lightning.runs.mirror import BEGUN  # only these models need it
-
     run = RunPaths.of_checkpoint(checkpoint)
-    if run is None or not run.config.is_file() or (run.run / BEGUN).exists():
-        return None
-    config = yaml.safe_load(run.config.read_bytes()) or {}
-    found = Network.of((config.get("model") or {}).get("network"))
-    return found if found is not None and found.machine == platform.node() else None
+    note = None if run is None else note_of_run(run.run)
+    return Network.of(yaml.safe_load(note.read_bytes())) if note and note.is_file() else None
 
 
 def find_model(source: str | Path) -> Path:

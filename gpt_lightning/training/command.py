@@ -25,6 +25,7 @@ from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
@@ -62,6 +63,10 @@ class SaveConfig(SaveConfigCallback):
             self.text = self.parser.dump(self.config, skip_none=False)
             if (folder := steps.run_folder(trainer)) is not None:
                 (folder / self.config_filename).write_text(self.text, encoding="utf-8")
+                if (network := self.config.model.network) is not None:
+                    from gpt_lightning.runs.sources import note_network  # only these runs need it
+
+                    note_network(folder, network)
 
     on_validation_start = on_predict_start = on_test_start
 
@@ -114,6 +119,10 @@ class GPTCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         removed.check_options(args)
         args = parsing.resolve_configs(args, parsing.known_keys(parser)[0])
+        if any(arg.startswith("--model.network.") for arg in args):
+            raise UserError(
+                "model.network is in parts: give '{class_path: my_gpt.MyGPT, init_args: {wide: 8}}'"
+            )
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
@@ -143,6 +152,7 @@ class GPTCLI(LightningCLI):
         resolve_precision(trainer)
         if config.model.network is not None:
             beside = [Path(path).absolute().parent for path in config.config or []]
+            beside = [f for f in beside if not RunPaths(f).checkpoints.is_dir()]  # may be a copy
             config.model.network = config.model.network.located(beside)
         for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():

@@ -396,7 +396,7 @@ class GPTModule(EvaluatedModule):
         if self.attached_trainer is None:  # load_from_checkpoint: no run to compare with
             theirs = checkpoint.get("gpt_lightning", {}).get("network")
             if theirs and self.network is None:
-                raise missing_network("the checkpoint", theirs, "network=")
+                raise missing_network("the checkpoint", theirs)
             return
         from gpt_lightning.training import continuation  # not for a new run
 

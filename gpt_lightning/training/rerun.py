@@ -66,11 +66,11 @@ def with_run(argv: list[str]) -> list[str]:
     settings = read_config(path)
     network = (settings.get("model") or {}).get("network")
     if network and not any(word.startswith("--model.network") for word in words):
-        from gpt_lightning.model.network import missing_network  # only such a model needs it
+        from gpt_lightning.model.network import Network, missing_network  # such models only
         from gpt_lightning.runs.sources import network_of_run
 
-        if network_of_run(chosen) is None:
-            raise missing_network(str(run), network, "--model.network")
+        if network_of_run(chosen) != Network.of(network):
+            raise missing_network(str(run), network)
     options = [f"--config={path}", *relocated(run, settings)]
     if found[0] in words:
         words.remove(found[0])  # the first one: another is an error

@@ -1,5 +1,6 @@
 """Networks of one's own: found, trained, continued, evaluated, sampled; what they cannot have."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import torch
 import yaml
 from torch import nn
 
-from gpt_lightning import GPTModule
+from gpt_lightning import GPTModule, load_model
+from gpt_lightning import fit as fit_in_python
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.generate import generate
@@ -61,6 +63,7 @@ def module(request, tmp_path, monkeypatch):
     (tmp_path / "code" / "own.yaml").write_text(SETTINGS.replace("MODULE", name))
     (tmp_path / "text.txt").write_text("a text of letters that are learned, " * 100)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield name
     assert str(tmp_path / "code") not in sys.path
     sys.modules.pop(name, None)
@@ -99,22 +102,15 @@ def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys):
     lone = lone_checkpoint()
     assert main(["sample", lone, "--model.network", f"{module}.MyGPT"]) == 2  # in another folder
     shutil.copy(f"code/{module}.py", ".")
-    wide = f'{{"class_path": "{module}.MyGPT", "init_args": {{"width": 12}}}}'
     sys.modules.pop(module, None)
-    assert (
-        main(["sample", lone, "--model.network", wide, "--max_new_tokens", "4", "--device", "cpu"])
-        == 0
-    )
-    loaded = GPTModule.load_from_checkpoint(lone, network=type_of(module), weights_only=True)
-    assert type(loaded.model) is type_of(module)
-
-
-def type_of(module: str):
-    class Wide(sys.modules[module].MyGPT):
-        def __init__(self, config):
-            super().__init__(config, width=12)
-
-    return sys.modules[module].__dict__.setdefault("Wide", Wide)
+    capsys.readouterr()
+    assert main(["sample", lone]) == 2
+    hint = shlex.split(capsys.readouterr().err.partition("name the class with ")[2])
+    network = [hint[0], hint[1].removesuffix(",")]
+    assert main(["sample", lone, *network, "--max_new_tokens", "4", "--device", "cpu"]) == 0
+    given = {"network": yaml.safe_load(network[1]) | {"class_path": sys.modules[module].MyGPT}}
+    loaded = GPTModule.load_from_checkpoint(lone, weights_only=True, **given)
+    assert type(loaded.model) is type(load_model(lone, **given)[0]) is sys.modules[module].MyGPT
 
 
 def test_a_resumed_run_is_the_run_without_an_interruption(module):
@@ -133,9 +129,12 @@ NOTHING = {
     "lone checkpoint": ["sample", "lone.ckpt"],
     "eval of one": ["eval", "lone.ckpt", "--tasks", "perplexity", "--text", "text.txt"],
     "validate of one": ["validate", "--ckpt_path", "lone.ckpt", "--config", "plain.yaml"],
-    "run of another machine": ["sample", "elsewhere"],
+    "copy of a run": ["sample", "elsewhere"],
     "its validation": ["validate", "elsewhere"],
     "its resume": ["resume", "elsewhere"],
+    "changed copy in place of a run": ["validate", "lightning_logs/own"],
+    "its resume as well": ["resume", "lightning_logs/own"],
+    "run of another network in its place": ["sample", "lightning_logs/moved/version_0"],
     "mirrored run": ["sample", "copies/own/version_0"],
     "init_from": ["fit", "--config", "plain.yaml", "--model.init_from", "lone.ckpt"],
     "export": ["export", "lone.ckpt", "--to", "out"],
@@ -149,10 +148,10 @@ def test_reading_a_file_imports_nothing(module, capsys):
     plain = SETTINGS.replace("  network: {class_path: MODULE.MyGPT, init_args: {width: 12}}\n", "")
     Path("plain.yaml").write_text(plain)
     shutil.copytree("lightning_logs/own/version_0", "elsewhere")
-    config = Path("elsewhere/config.yaml")
-    text = config.read_text()
-    machine = yaml.safe_load(text)["model"]["network"]["machine"]
-    config.write_text(text.replace(f"machine: {machine}", "machine: another"))
+    assert fit("--run_name=moved", f"--model.network={module}.MyGPT") == 0
+    shutil.copytree("elsewhere", "lightning_logs/moved/version_0", dirs_exist_ok=True)
+    config = Path("lightning_logs/own/version_0/config.yaml")
+    config.write_text(config.read_text().replace(".MyGPT", ".Pair"))
     del sys.modules[module]
     shutil.copy(f"code/{module}.py", ".")
     for name, command in NOTHING.items():
@@ -164,6 +163,9 @@ def test_reading_a_file_imports_nothing(module, capsys):
     with pytest.raises(UserError, match="network="):
         GPTModule.load_from_checkpoint("lone.ckpt", weights_only=True)
     assert module not in sys.modules
+    Path("elsewhere", f"{module}.py").write_text("raise ValueError('it comes with the copy')")
+    network = f'{{"class_path": "{module}.MyGPT", "init_args": {{"width": 12}}}}'
+    assert main(["validate", "elsewhere", "--model.network", network]) == 0
 
 
 def test_a_file_that_names_a_network_as_an_argument_imports_nothing(tmp_path):
@@ -197,6 +199,9 @@ REFUSED = {
     "Pair returns a tuple with targets; expected a tensor": "--model.network=MODULE.Pair",
     "model.network is": "--model.network=5",
     "model.network": '--model.network={"init_args": {}}',
+    "model.network is in parts": "--model.network.init_args.width=16",
+    "cannot have model.config.attention naive": "--model.config.attention=naive",
+    "cannot have model.config.checkpointing": "--model.config.checkpointing=true",
 }
 
 
@@ -217,6 +222,15 @@ def test_a_class_path_typed_with_a_dot_is_the_network(module, capsys):
     path = ["--model.network.class_path", f"{module}.MyGPT"]
     sample = ["sample", lone_checkpoint(), *path, "--max_new_tokens=2", "--device=cpu"]
     assert main(sample) == 0
+
+
+def test_a_class_given_to_fit_in_python_is_its_path(module):
+    kind = Network(f"{module}.MyGPT", folder=str(Path("code").absolute())).load()
+    for value in (kind, {"class_path": kind, "init_args": {"width": 4}}):
+        run = fit_in_python("code/own.yaml", {"model.network": value}).run_folder
+        assert f"class_path: {module}.MyGPT" in (run / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"model\.network is '<object"):
+        fit_in_python({"model.network": object()})
 
 
 @pytest.mark.parametrize("targets", [True, False])
