@@ -56,8 +56,7 @@ def run(argv: list[str]) -> int:
     name, benches = argv[1], find_benches()
     module = importlib.import_module(benches[pick(name, benches, "no bench")])
     if hasattr(module, "run"):
-        code = module.run(argv)
-        return code
+        return int(module.run(argv))
     from gpt_lightning.tables.sweep import run_bench  # imports torch, which takes seconds
 
     return run_bench(module.BENCH, argv)

@@ -108,7 +108,6 @@ def measure_rung(row: Row) -> Values:
 
 def best_peak(device: torch.device) -> Peak:
     """Return the bf16 peak, measured where none is published, on a CPU the faster of two dtypes."""
-    published = lookup(device_name(device), "bf16")
-    if published is not None:
+    if published := lookup(device_name(device), "bf16"):
         return published
     return max((measured_peak(device, dtype) for dtype in ("bf16", "fp32")), key=lambda p: p.flops)

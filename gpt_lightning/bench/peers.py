@@ -81,8 +81,7 @@ class Peer(nn.Module):
         try:
             transformers = importlib.import_module("transformers")
         except ModuleNotFoundError as error:
-            missing = f"{error.name} is not installed: pip install transformers"
-            raise SkippedError(missing) from error
+            raise SkippedError(f"{error.name} is missing: pip install transformers") from error
 
         super().__init__()
         ours = model.config

@@ -60,8 +60,7 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
         raise
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            found = json.loads(line.removeprefix(MARK))
-            return found
+            return dict(json.loads(line.removeprefix(MARK)))
     return crash(process.returncode, errors)
 
 

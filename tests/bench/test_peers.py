@@ -51,6 +51,6 @@ def test_a_row_agrees_with_itself():
 
 def test_without_transformers_the_row_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SkippedError, match="transformers is not installed") as caught:
+    with pytest.raises(SkippedError, match="transformers is missing") as caught:
         call(peers.measure_peers, TINY)
     assert failure(caught.value)["status"] == "skipped"
