@@ -27,8 +27,10 @@ class LastingStream:
             command ends with exit code 0; another error is a UserError.
     """
 
-    def __init__(self, name: str, stream: Any, prints_only: bool) -> None:
-        self._name, self._stream, self._prints_only = name, stream, prints_only
+    def __init__(self, name: str, stream: Any, prints_only: bool):
+        self._name = name
+        self._stream = stream
+        self._prints_only = prints_only
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

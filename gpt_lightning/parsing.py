@@ -59,7 +59,7 @@ def pick(name: str, known: Iterable[str], problem: str) -> str:
 class OneLineParser(ArgumentParser):
     """Parser without abbreviations, whose errors are UserErrors of one line."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def parse_args(  # type: ignore[override]

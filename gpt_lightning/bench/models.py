@@ -100,7 +100,7 @@ SIZES = (
 class RMSNorm(nn.Module):
     """Divide each position by its root mean square, in float32: (..., C) -> (..., C)."""
 
-    def __init__(self, C: int) -> None:
+    def __init__(self, C: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(C))
 
@@ -120,7 +120,7 @@ class RoPE(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, hs: int, block_size: int) -> None:
+    def __init__(self, hs: int, block_size: int):
         super().__init__()
         angles = torch.outer(torch.arange(block_size), THETA ** (-torch.arange(0, hs, 2) / hs))
         self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, hs / 2)
@@ -137,7 +137,7 @@ class RoPE(nn.Module):
 class CourseAttention(nn.Module):
     """Causal multi-head self-attention with RoPE, written out: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
+    def __init__(self, config: GPTConfig, rope: RoPE):
         super().__init__()
         C = config.n_embd
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
@@ -159,7 +159,7 @@ class CourseAttention(nn.Module):
 class SwiGLU(nn.Module):
     """MLP whose hidden channels are gated: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, C: int) -> None:
+    def __init__(self, C: int):
         super().__init__()
         self.w1, self.w3 = nn.Linear(C, 4 * C, bias=False), nn.Linear(C, 4 * C, bias=False)
         self.w2 = nn.Linear(4 * C, C, bias=False)
@@ -172,7 +172,7 @@ class SwiGLU(nn.Module):
 class CourseBlock(nn.Module):
     """Attention and SwiGLU, each reading a normalized residual stream (B, T, C), adding to it."""
 
-    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
+    def __init__(self, config: GPTConfig, rope: RoPE):
         super().__init__()
         self.ln_1, self.attn = RMSNorm(config.n_embd), CourseAttention(config, rope)
         self.ln_2, self.mlp = RMSNorm(config.n_embd), SwiGLU(config.n_embd)
@@ -191,7 +191,7 @@ class CourseModel(nn.Module):
             a GPT have no effect.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         C, V = config.n_embd, config.vocab_size
         assert V is not None

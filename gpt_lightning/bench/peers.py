@@ -77,7 +77,7 @@ class Peer(nn.Module):
         SkippedError: transformers is not installed.
     """
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: GPT):
         try:
             transformers = importlib.import_module("transformers")
         except ModuleNotFoundError as error:

@@ -136,7 +136,7 @@ class Averages:
         on_gpu: True if the device is a GPU, False if it is a CPU.
     """
 
-    def __init__(self, averages: Sequence[Any], steps: int, on_gpu: bool) -> None:
+    def __init__(self, averages: Sequence[Any], steps: int, on_gpu: bool):
         def work(average: Any, time: str, span: str = "cpu_time_total") -> Work:
             times = (getattr(average, name) / 1e3 / steps for name in (time, span))
             return Work(average.key, average.count / steps, *times)
@@ -183,7 +183,7 @@ class ProfiledBatches(timing.TimedBatches):
 
     averages: Averages
 
-    def __init__(self, row: Row, batch: Batch, name: str, k: int = 1) -> None:
+    def __init__(self, row: Row, batch: Batch, name: str, k: int = 1):
         if row.device == "mps":
             raise SkippedError("torch.profiler sees no kernels of MPS")
         super().__init__(batch, k * (row.warmup + row.steps + 1))

@@ -96,9 +96,11 @@ class Training:
         optimizer: torch.optim.Optimizer | None = None,
         norm: str = "clip",
         updates: bool = True,
-    ) -> None:
+    ):
         self.device = batch[0].device
-        self.model, self.batch, self.dtype = model.to(self.device), batch, dtype
+        self.model = model.to(self.device)
+        self.batch = batch
+        self.dtype = dtype
         if compiled:
             compile_in_place(model, self.device.type)
         self.compiled, self.micro_batches = compiled, micro_batches

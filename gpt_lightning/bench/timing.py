@@ -65,7 +65,7 @@ class StepTimer:
         device: Device that does the work.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device):
         self.device = device
         self._marks: list[list[tuple[str, Timestamp]]] = []
 
@@ -131,7 +131,7 @@ class TimedBatches:
         n: Number of batches.
     """
 
-    def __init__(self, batch: Batch, n: int) -> None:
+    def __init__(self, batch: Batch, n: int):
         self.batch, self.n = batch, n
         self.marks: list[Timestamp] = []
 

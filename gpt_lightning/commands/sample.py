@@ -187,7 +187,7 @@ class Text(TextStream):
 
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str], place: str, prompt: str, seed: int
-    ) -> None:
+    ):
         super().__init__(tokenizer, stop)
         try:
             self.start = start_tokens(tokenizer, prompt)
@@ -195,7 +195,9 @@ class Text(TextStream):
             raise UserError(f"{place}: {error}") from error
         self.prompt, self.seed = prompt, seed
         self.beginning = prompt or tokenizer.decode(self.start)
-        self.separator, self.shown, self.reported = "---------------", 0, False
+        self.separator = "---------------"
+        self.shown = 0
+        self.reported = False
 
 
 def equal_lengths(texts: list[Text], batch_size: int) -> Iterator[list[Text]]:

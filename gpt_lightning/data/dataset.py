@@ -46,9 +46,7 @@ class TokenDataset:
         UserError: There is no dataset, or it is damaged.
     """
 
-    def __init__(
-        self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1
-    ) -> None:
+    def __init__(self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1):
         self.address = address
         if is_remote(address):
             from gpt_lightning.data import streaming  # needs fsspec, a local folder does not

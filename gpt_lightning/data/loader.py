@@ -50,11 +50,11 @@ class TrainBatches(Dataset[Batch]):
     is therefore the same for every W.
     """
 
-    def __init__(
-        self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int
-    ) -> None:
+    def __init__(self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int):
         self.source, self.epoch = source, epoch
-        self.batch_size, self.rank, self.world = batch_size, rank, world
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world = world
 
     def __getitem__(self, index: int) -> Batch:
         return next(self.in_order(range(index, index + 1), read_tokens=0))
@@ -186,9 +186,7 @@ class EvalLoader:
         pin_memory: True for page-locked batches, for CUDA.
     """
 
-    def __init__(
-        self, batches: Dataset[Batch], n_batches: int, num_workers: int, pin_memory: bool
-    ) -> None:
+    def __init__(self, batches: Dataset[Batch], n_batches: int, num_workers: int, pin_memory: bool):
         self.dataset = batches
         self._loader = reading(batches, range(n_batches), num_workers, pin_memory)
 
@@ -207,8 +205,10 @@ class EvalBatches(Dataset[Batch]):
 
     def __init__(
         self, stream: TokenStream, block_size: int, batch_size: int, rank: int = 0, world: int = 1
-    ) -> None:
-        self.stream, self.block_size, self.batch_size = stream, block_size, batch_size
+    ):
+        self.stream = stream
+        self.block_size = block_size
+        self.batch_size = batch_size
         self.rank, self.world = rank, world
         self.n_windows = -(-(len(stream) - 1) // block_size)  # the last one may be short
 

@@ -47,12 +47,12 @@ class Reader:
         place: Place of this process in the run.
     """
 
-    def __init__(
-        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
-    ) -> None:
+    def __init__(self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place):
         assert settings.block_size is not None
         assert settings.seed is not None
-        self.datasets, self.settings, self.place = datasets, settings, place
+        self.datasets = datasets
+        self.settings = settings
+        self.place = place
         self.block_size: int = settings.block_size
         self.batch_size: int = settings.batch_size
         self.eval_batch_size: int = settings.eval_batch_size or settings.batch_size
@@ -196,7 +196,7 @@ class NanoGPTLoader:
 
     def __init__(
         self, streams: dict[str, TokenStream], settings: DataSettings, accumulate: int = 1
-    ) -> None:
+    ):
         assert settings.block_size is not None
         self.streams, self.accumulate = streams, accumulate
         self.block_size: int = settings.block_size
@@ -276,7 +276,7 @@ class NanoGPTLoader:
 class NanoGPTEvalBatches(Dataset[Batch]):
     """Batches of one evaluation of a split, by index."""
 
-    def __init__(self, loader: NanoGPTLoader, split: str) -> None:
+    def __init__(self, loader: NanoGPTLoader, split: str):
         self.loader, self.split = loader, split
 
     def __getitem__(self, index: int) -> Batch:

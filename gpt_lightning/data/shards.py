@@ -160,8 +160,10 @@ class TokenStream:
         split: train, val or test.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
-        self._folder, self._where, self._repair = folder, str(folder), repair_hint(folder)
+    def __init__(self, folder: Path, manifest: Manifest, split: str):
+        self._folder = folder
+        self._where = str(folder)
+        self._repair = repair_hint(folder)
         self._dtype, self._format = manifest.dtype, manifest.format
         self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]

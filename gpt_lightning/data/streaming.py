@@ -46,8 +46,10 @@ class RemoteShards:
         UserError: The URL does not answer, or has neither.
     """
 
-    def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1) -> None:
-        self.url, self.streams, self.listing_digest = url.rstrip("/"), streams, ""
+    def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1):
+        self.url = url.rstrip("/")
+        self.streams = streams
+        self.listing_digest = ""
         self.cache = FileCache(folder, limit_bytes)
         self._entries: dict[str, Fields] = {}  # the listing, if there is no manifest
         url = f"{self.url}/{MANIFEST}"
@@ -116,10 +118,12 @@ class RemoteStream(TokenStream):
         UserError: A shard is larger than the cache.
     """
 
-    def __init__(self, remote: RemoteShards, split: str) -> None:
+    def __init__(self, remote: RemoteShards, split: str):
         cache = remote.cache
         super().__init__(cache.folder, remote.manifest, split)
-        self._remote, self._cache, self._where = remote, cache, remote.url
+        self._remote = remote
+        self._cache = cache
+        self._where = remote.url
         self._repair = f"check the files, and run `rm -r {shlex.quote(str(cache.folder))}`"
         self._files = [remote.file(shard) for shard in self._shards]
         self._bytes = [file.n_bytes for file in self._files]

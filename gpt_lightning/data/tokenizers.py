@@ -143,7 +143,7 @@ class CharTokenizer(Tokenizer):
         UserError: The characters are not sorted or not distinct.
     """
 
-    def __init__(self, characters: str) -> None:
+    def __init__(self, characters: str):
         if list(characters) != sorted(set(characters)):
             raise UserError(f"the characters of char must be sorted and distinct: {characters!r}")
         self.name = "char"
@@ -201,7 +201,7 @@ class TiktokenTokenizer(Tokenizer):
         UserError: The name is unknown, or its vocabulary is not installed and cannot be fetched.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str):
         self.name = name
         self._encoding = _encoding(name)
         self.vocab_size = self._encoding.n_vocab
@@ -249,7 +249,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     max_characters = 2**20  # the package needs about 200 bytes a token
 
-    def __init__(self, content: str, where: str) -> None:
+    def __init__(self, content: str, where: str):
         package = optional("tokenizers", "hf")
         try:
             self.fast = package.Tokenizer.from_str(content)
@@ -423,7 +423,7 @@ class TextStream:
         ended: True after a stop text and after `close`; further tokens are ignored.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
         self.text, self.ended = "", False
         self.tokens: list[int] = []
         self._tokenizer, self._stop = tokenizer, stop

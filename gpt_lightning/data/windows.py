@@ -29,7 +29,7 @@ class DatasetWindows:
         block_size: Tokens T per sequence; a window has T + 1.
     """
 
-    def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
+    def __init__(self, stream: TokenStream, order: WindowOrder):
         self.stream, self.order = stream, order
         self.n_windows, self.block_size = order.n_windows, order.block_size
         stream.is_random = order.name in ("random", "shuffled")
@@ -122,8 +122,10 @@ class Mixture:
         weights: dict[str, float],
         seed: int,
         lanes: int = 1,
-    ) -> None:
-        self.corpora, self.seed, self.lanes = corpora, seed, lanes
+    ):
+        self.corpora = corpora
+        self.seed = seed
+        self.lanes = lanes
         self.block_size = next(iter(corpora.values())).block_size
         self.quotas = quotas({name: weights[name] for name in corpora})
 

@@ -98,8 +98,10 @@ class Scorer:
         tokenizer: Tokenizer,
         batch_size: int = 16,
         dtype: torch.dtype | None = None,
-    ) -> None:
-        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
         self.dtype = dtype
         self.beat: Callable[[], None] = lambda: None
         self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none

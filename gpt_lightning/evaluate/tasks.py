@@ -308,8 +308,10 @@ class Task:
         text: str = "",
         split: str = "val",
         stride: int | None = None,
-    ) -> None:
-        self.name, self._scorer, self.notes = name, scorer, []
+    ):
+        self.name = name
+        self._scorer = scorer
+        self.notes = []
         if name in FILES:
             path = find_file(name, data)
             items = read_items(path)

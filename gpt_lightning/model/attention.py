@@ -65,7 +65,7 @@ FUSED = {
 class FusedAttention:
     """`sdpa_attention` restricted to one kernel of FUSED; a model with it can be pickled."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str):
         self.kernel, self.__name__ = kernel, f"{kernel}_attention"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:

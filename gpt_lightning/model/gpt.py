@@ -96,7 +96,7 @@ SIZES: dict[str, GPTConfig] = {
 class CausalSelfAttention(nn.Module):
     """Multi-head self-attention in which no position sees a later one: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         C = config.n_embd
         self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)  # queries, keys, values of all heads
@@ -120,7 +120,7 @@ class CausalSelfAttention(nn.Module):
 class MLP(nn.Module):
     """Position-wise feed-forward network with a hidden width of 4 C: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.gelu = nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
@@ -138,7 +138,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each reading a normalized residual stream (B, T, C) and adding to it."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
@@ -154,7 +154,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """GPT-2 without its head: tokens (B, T) -> final residual stream (B, T, C)."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         assert config.vocab_size is not None
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # tokens
@@ -196,7 +196,7 @@ class GPT(nn.Module):
         UserError: `vocab_size` is None.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig):
         super().__init__()
         if config.vocab_size is None:
             raise UserError("vocab_size is null: set a number, or train on a prepared dataset")

@@ -51,7 +51,7 @@ class Documents:
             replace: bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, counted.
     """
 
-    def __init__(self, text_field: str, errors: Errors) -> None:
+    def __init__(self, text_field: str, errors: Errors):
         self._field = text_field
         self._errors = errors
         self.skipped = 0

@@ -257,10 +257,11 @@ class Assembly:
         UserError: A table is damaged.
     """
 
-    def __init__(
-        self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings
-    ) -> None:
-        self.folder, self.pieces, self.dtype, self.settings = folder, pieces, dtype, settings
+    def __init__(self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings):
+        self.folder = folder
+        self.pieces = pieces
+        self.dtype = dtype
+        self.settings = settings
         counts = np.array([(0, 0), *((piece.documents, piece.tokens) for piece in pieces)])
         self._before = np.cumsum(counts, 0)  # documents and tokens before each piece
         self.n_tokens = int(self._before[-1, 1])

@@ -126,7 +126,7 @@ class Stream:
         chunks: Strings, or arrays of one dimension.
     """
 
-    def __init__(self, chunks: Iterator[Any]) -> None:
+    def __init__(self, chunks: Iterator[Any]):
         self._chunks: Iterator[Any] = chunks
         self._rest: Any = ""
 

@@ -64,8 +64,10 @@ class FileCache:
         largest: Bytes of the largest file that is fetched.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self.folder, self.limit_bytes, self.largest = folder, limit_bytes, 0
+    def __init__(self, folder: Path, limit_bytes: int):
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.largest = 0
         self._expected: queue.SimpleQueue[CachedFile | None] | None = None
         self._coming: set[str] = set()
         self._pid = os.getpid()
@@ -106,7 +108,9 @@ class FileCache:
     def expect(self, files: list[CachedFile]) -> None:
         """Fetch files in the background, in their order; those that are there are kept."""
         if self._pid != os.getpid():  # threads do not survive a fork
-            self._expected, self._coming, self._pid = None, set(), os.getpid()
+            self._expected = None
+            self._coming = set()
+            self._pid = os.getpid()
         if self._expected is None:
             self._expected = queue.SimpleQueue()
             arguments = (weakref.ref(self), self._expected)

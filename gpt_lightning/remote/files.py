@@ -206,8 +206,10 @@ class RemoteFile(io.RawIOBase):
         size: Bytes of the file.
     """
 
-    def __init__(self, url: str, size: int) -> None:
-        self._url, self._size, self._at = url, size, 0
+    def __init__(self, url: str, size: int):
+        self._url = url
+        self._size = size
+        self._at = 0
         self._file: Any = None
 
     def readable(self) -> bool:

@@ -70,8 +70,11 @@ class CaseRun:
         folder: Path,
         argv: list[str],
         resume: bool = False,
-    ) -> None:
-        self.case, self.changes, self.folder, self.resume = case, changes, folder, resume
+    ):
+        self.case = case
+        self.changes = changes
+        self.folder = folder
+        self.resume = resume
         self.each_step = case.kind == "steps"
         self.losses: list[Row] = []
         self.rungs: list[Row] = []

@@ -89,7 +89,7 @@ class Saver:
         asynchronous: bool,
         written: Callable[[Path], None],
         check: Callable[[Fields, Path], None] = lambda checkpoint, path: None,
-    ) -> None:
+    ):
         self._written, self._check = written, check
         self._copy: HostCopy | None = None
         if asynchronous:
@@ -160,7 +160,7 @@ class HashingFile(io.FileIO):
 
     _open: ClassVar[set["HashingFile"]] = set()
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         super().__init__(path, "w")
         self._open.add(self)
         self.digest = hashlib.sha256()  # covers all bytes so far

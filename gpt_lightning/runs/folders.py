@@ -44,7 +44,7 @@ class RunPaths:
         lock: Lock that a session holds; there is one in `checkpoints` too.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path):
         self.run = run
         self.identity = run / "run.json"
         self.config = run / "config.yaml"

@@ -47,7 +47,7 @@ class Timeline:
         UserError: Another process is training there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(lock_folder(folder))
         self._file = RunPaths(folder).timeline.open("ab+")

@@ -62,7 +62,7 @@ class RunLogger(Logger):
         resume_step: int | None = None,
         resume_rows: int | None = None,
         claim: Callable[[Path], bool] | None = None,
-    ) -> None:
+    ):
         super().__init__()
         self.runs, self.resume_step = runs, resume_step
         self.resume_rows = resume_rows
@@ -172,7 +172,7 @@ class RunEvents(TensorBoardLogger):
         run: Owner of the folder.
     """
 
-    def __init__(self, run: RunLogger) -> None:
+    def __init__(self, run: RunLogger):
         step = run.resume_step
         super().__init__(
             run.runs.parent,

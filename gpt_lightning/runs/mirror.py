@@ -46,7 +46,7 @@ class Mirror:
         failure: Reason why the last sync has failed; None if it has not.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str):
         self.url, self.checkpoints = url, f"{url}/{CHECKPOINTS}"
         self.failure: str | None = None
 

@@ -28,7 +28,7 @@ class Ledger:
         folder: Folder of the results; it is made with the first row.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / ROWS
 
     def append(self, key: Values, row: Values) -> None:

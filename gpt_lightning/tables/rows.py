@@ -98,9 +98,7 @@ class Console:
         rows: Rows that are known by now; the columns are wide enough for them.
     """
 
-    def __init__(
-        self, row_type: type[Row], without: Sequence[str] = (), rows: Sequence[Row] = ()
-    ) -> None:
+    def __init__(self, row_type: type[Row], without: Sequence[str] = (), rows: Sequence[Row] = ()):
         shown = set(console_columns(row_type)) - set(without)
         self.fields = [field for field in dataclasses.fields(row_type) if field.name in shown]
         lines = [titles(self.fields), *(cells(row, self.fields) for row in rows)]

@@ -157,10 +157,12 @@ class Sweep:
         argv: list[str],
         args: Any,
         folder: Path | None = None,
-    ) -> None:
+    ):
         if not configurations:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
-        self.bench, self.configurations, self.args = bench, configurations, args
+        self.bench = bench
+        self.configurations = configurations
+        self.args = args
         root = ROOT / bench.name
         self.ledger = Ledger(folder) if folder else open_ledger(root, configurations, args.resume)
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()

@@ -50,7 +50,7 @@ class SaveConfig(SaveConfigCallback):
     TensorBoard gets the settings of each session of training, too, with its command and commit.
     """
 
-    def __init__(self, *args: Any, argv: list[str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, argv: list[str], **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.argv = argv
         self.text = ""
@@ -95,7 +95,7 @@ class GPTCLI(LightningCLI):
         kwargs: Keyword arguments of LightningCLI.
     """
 
-    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any):
         self.run_folder = folder  # given, or the folder of the run that is resumed
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run

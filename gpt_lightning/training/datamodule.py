@@ -37,7 +37,7 @@ class TokenDataModule(LightningDataModule):
 
     trainer: Trainer  # set by the Trainer, before it calls a hook
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Any):
         super().__init__()
         self.settings = DataSettings(**settings)
         self._datasets: dict[str, TokenDataset] = {}  # address -> dataset, opened at first use

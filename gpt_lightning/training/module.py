@@ -72,7 +72,7 @@ class GPTModule(EvaluatedModule):
         init_from: str | None = None,
         network: Network | None = None,
         **settings: Any,
-    ) -> None:
+    ):
         super().__init__()
         # A checkpoint has the configuration as plain values: no class is imported.
         if isinstance(config, dict):

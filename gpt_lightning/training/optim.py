@@ -245,7 +245,7 @@ class SpikeGuard:
         state: State of an earlier session of the run; empty for a new run.
     """
 
-    def __init__(self, sigmas: float, state: Fields) -> None:
+    def __init__(self, sigmas: float, state: Fields):
         self.sigmas = sigmas
         self.skipped: int = state.get("skipped", 0)
         names = ("loss", "gradient norm")

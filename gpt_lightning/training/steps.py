@@ -256,7 +256,7 @@ class BetweenSteps:
         hook: Function to call before each batch is read; False ends the batches.
     """
 
-    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], bool]) -> None:
+    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], bool]):
         self.loader, self.hook = loader, hook
 
     def __len__(self) -> int:

@@ -44,7 +44,7 @@ class Trainer(L.Trainer):
         UserError: An argument has no meaning, or would silently have another effect.
     """
 
-    def __init__(self, *, precision: str | int | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, precision: str | int | None = None, **kwargs: Any):
         given = {key: value for key, value in kwargs.items() if value is not None}
         check_numbers({"check_val_every_n_epoch": 1} | kwargs)
         check_names(given | {"precision": precision})

@@ -36,10 +36,14 @@ class Decoder:
 
     remembers = True  # a call with one token computes it after those before
 
-    def __init__(self, model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> None:
+    def __init__(self, model: GPT, dtype: torch.dtype | None = None, pack: bool = True):
         weight, body = model.lm_head.weight, model.transformer
-        self.config, self.dtype, self.device = model.config, dtype or weight.dtype, weight.device
-        self.wte, self.wpe, self.ln_f = body.wte, body.wpe, body.ln_f
+        self.config = model.config
+        self.dtype = dtype or weight.dtype
+        self.device = weight.device
+        self.wte = body.wte
+        self.wpe = body.wpe
+        self.ln_f = body.ln_f
         pack = pack and can_pack(weight, self.dtype)
         linear = partial(product, dtype=self.dtype, pack=pack, stream=weight.dtype)
         self.head = linear(model.lm_head)
@@ -94,9 +98,11 @@ class RecomputingDecoder(Decoder):
 
     remembers = False
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None):
         weight = next(model.parameters())
-        self.model, self.config, self.device = model, cast(GPTConfig, model.config), weight.device
+        self.model = model
+        self.config = cast(GPTConfig, model.config)
+        self.device = weight.device
         self.dtype, self.blocks = dtype or weight.dtype, []
         self.casts = self.dtype != weight.dtype
 

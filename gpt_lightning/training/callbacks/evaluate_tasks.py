@@ -33,7 +33,7 @@ class EvaluateTasks(steps.StepCallback):
         UserError: There is no such task.
     """
 
-    def __init__(self, settings: TaskSettings) -> None:
+    def __init__(self, settings: TaskSettings):
         self.settings = settings
         self._names = task_names(settings.tasks or "", FILES)
         self._tasks: list[Task] = []

@@ -93,7 +93,7 @@ class RunRecorder(Callback):
         each_step: bool,
         steps: Container[int] = (),
         begin: Callable[[GPTModule], None] = lambda module: None,
-    ) -> None:
+    ):
         self.show, self.each_step, self.steps, self.begin = show, each_step, steps, begin
         self.speed: RunTimings | None = None
         self.batches: list[Batch] = []

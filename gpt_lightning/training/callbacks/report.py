@@ -219,7 +219,7 @@ class StepProgress(ProgressBar):
             there are any.
     """
 
-    def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
+    def __init__(self, plain_every_n_steps: PositiveInt | None = None):
         super().__init__()
         self.plain_every_n_steps: int | None = plain_every_n_steps
         self.is_enabled = True

@@ -46,7 +46,7 @@ class StopSignals(steps.StepCallback):
         requeue: True requeues a SLURM job on SIGUSR1; False only ends it.
     """
 
-    def __init__(self, requeue: bool = True) -> None:
+    def __init__(self, requeue: bool = True):
         self.requeue = requeue
         self._requeue_signal: int = signal.SIGUSR1
         self._signal = 0
@@ -165,9 +165,7 @@ class Watchdog(steps.StepCallback):
             time the run ends without saving. The least value is twice the longest batch so far.
     """
 
-    def __init__(
-        self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0
-    ) -> None:
+    def __init__(self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0):
         self.limit_s, self.grace_s = limit_s, grace_s
         self._beat_s = 0.0  # time of the last sign of progress
         self._in_batch = False  # True if this was the start or end of a batch

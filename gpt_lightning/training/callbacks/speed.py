@@ -58,7 +58,7 @@ class SpeedMonitor(StepCallback):
         warmup_steps: Optimizer steps at the start that the rates exclude.
     """
 
-    def __init__(self, peak_flops: str | float = "auto", warmup_steps: NonNegativeInt = 5) -> None:
+    def __init__(self, peak_flops: str | float = "auto", warmup_steps: NonNegativeInt = 5):
         self.peak_setting = peak_flops
         self.warmup_steps = warmup_steps
         self.clock = PhaseClock("start-up")
@@ -284,7 +284,7 @@ class PhaseClock:
         on_end: Function that is called with the name and the seconds of a phase at its end.
     """
 
-    def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter):
         self.now = now
         self._since = self._began = now()
         self.current = phase

@@ -46,7 +46,7 @@ class MuonAdamW(Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, model: GPT, settings: Settings, fused: bool) -> None:
+    def __init__(self, model: GPT, settings: Settings, fused: bool):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
         taken = {id(p) for p in matrices}
