@@ -1,7 +1,6 @@
 """The recipes of docs/metrics.md and docs/python.md, run as they stand on the pages."""
 
 import functools
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_fit import TINY_RUN
+from tiny_fit import RUN, TINY_RUN, logged_steps, rows
 
 import gpt_lightning
 from gpt_lightning.cli import main
@@ -19,7 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1", "--model.compile=false"]
-RUN = Path("lightning_logs/run/version_0")
 SCRIPT = """
 import os, sys
 sys.path[:0] = {path!r}
@@ -40,14 +38,6 @@ def recipes(own_folder, monkeypatch):
 
 def fit(steps, config, *args):
     return main(["fit", *TINY, f"--config={config}", f"--trainer.max_steps={steps}", *args])
-
-
-def rows():
-    return [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-
-
-def logged_steps():
-    return [row["step"] for row in rows() if "train/loss" in row]
 
 
 def check_run(steps):

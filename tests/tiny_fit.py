@@ -53,11 +53,12 @@ def fit(steps: int, *args: str) -> int:
     return main(["fit", *TINY_RUN, *options, f"--trainer.max_steps={steps}", *args])
 
 
-def rows(run: Path = RUN) -> list[dict]:
-    """Return the rows of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def rows(run: Path | str = RUN) -> list[dict]:
+    """Return the rows of the metrics.jsonl of a run: its folder, or its name."""
+    folder = Path("lightning_logs", run, "version_0") if isinstance(run, str) else run
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def logged_steps(run: Path = RUN) -> list[int]:
+def logged_steps(run: Path | str = RUN) -> list[int]:
     """Return the steps with a training loss."""
     return [row["step"] for row in rows(run) if "train/loss" in row]

@@ -5,6 +5,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from tiny_fit import quiet_trainer
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.readers import NanoGPTLoader
@@ -57,17 +58,8 @@ def streams(data: TokenDataModule) -> dict[str, TokenStream]:
 
 def trainer(*callbacks, **changes) -> L.Trainer:
     settings = {"max_steps": 4, "val_check_interval": 2, "num_sanity_val_steps": -1, **changes}
-    return L.Trainer(
-        accelerator="cpu",
-        check_val_every_n_epoch=None,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=list(callbacks),
-        **settings,
-    )
+    settings |= {"check_val_every_n_epoch": None, "use_distributed_sampler": False}
+    return quiet_trainer(callbacks=list(callbacks), **settings)
 
 
 def nanogpts_draws(data: TokenDataModule, steps: int, every: int) -> list[tuple[str, torch.Tensor]]:

@@ -23,11 +23,7 @@ SETTINGS = {
     "trainer": {"max_steps": 6, "overfit_batches": 0.0},
     "model": {"config": {"n_layer": 1, "n_head": 1, "n_embd": 8}},
 }
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def write_run(folder, settings=SETTINGS):

@@ -1,6 +1,5 @@
 """Two processes, real ranks over gloo, train the same model as one."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -23,11 +23,6 @@ data: {text_file: text.txt, tokenizer: char}
 samples: {max_new_tokens: 30}
 speed: {warmup_steps: 0}
 """
-
-
-def rows(name):
-    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 TWICE = """

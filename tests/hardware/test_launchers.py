@@ -1,6 +1,5 @@
 """The files of examples/ that start ranks, as they stand; srun is made up."""
 
-import json
 import os
 import re
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tiny_fit import rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -107,11 +107,6 @@ def start(file, *options, **variables):
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-
-
-def rows(name):
-    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def assert_the_losses_of_one_process(name):

@@ -8,6 +8,7 @@ import csv
 from importlib import resources
 
 import lightning as L
+from tiny_fit import quiet_trainer
 
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -47,17 +48,8 @@ def run_rung(data_dir) -> list[float]:
         order="sequential",
     )
     losses = Losses()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=50,
-        logger=False,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=[losses],
-    )
+    settings = {"log_every_n_steps": 1, "use_distributed_sampler": False}
+    trainer = quiet_trainer(max_steps=50, callbacks=[losses], **settings)
     trainer.fit(module, data)
     return losses.losses
 

@@ -11,11 +11,7 @@ from gpt_lightning.reproduce.cases import CURVES
 from gpt_lightning.reproduce.published import interpolate, read_curve
 
 STEP = 64 * 256  # tokens
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def write_run(folder, rows):

@@ -26,11 +26,7 @@ SMALL = [
     "--data.eval_train_batches=1",
     "--trainer.val_check_interval=2",
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def save(folder, rung="cpu", rows=()):

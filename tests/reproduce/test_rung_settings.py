@@ -25,11 +25,7 @@ from gpt_lightning.training.fit import run_cli, training_parser
 
 LECTURE_LADDER = CASES["lecture-ladder"]
 RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 # ---- comparison ----------------------------------------------------------------------------------

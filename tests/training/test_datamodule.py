@@ -1,13 +1,12 @@
 """TokenDataModule through `fit`: mixtures, and data that changed between two sessions."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from prepared import prepare_text
-from tiny_fit import TINY_MODEL
+from tiny_fit import TINY_MODEL, rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -21,11 +20,6 @@ def two_datasets(tmp_path, text_file, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         prepare_text(text_file, tmp_path / "data" / name, "byte", shard_tokens=5_000)
-
-
-def rows(run: str) -> list[dict]:
-    text = (Path("lightning_logs") / run / "version_0" / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.slow

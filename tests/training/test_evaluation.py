@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from tiny_fit import quiet_trainer
 
 from gpt_lightning.data.loader import IGNORE_INDEX
 from gpt_lightning.errors import UserError
@@ -25,11 +26,8 @@ def test_the_gradients_are_freed_before_a_validation():
     tokens = torch.randint(9, (8, 9))
     pairs = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
     loader = torch.utils.data.DataLoader(pairs, batch_size=4)
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=2, val_check_interval=1, num_sanity_val_steps=0, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Gradients()],
-    )  # fmt: skip
+    settings = {"val_check_interval": 1, "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(max_steps=2, callbacks=[Gradients()], **settings)
     config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=9)
     trainer.fit(GPTModule(config, compile=False), loader, loader)
     assert len(seen) == 2

@@ -1,16 +1,13 @@
 """The average of EMAWeightAveraging, and the banner's notes about what the run leaves out."""
 
-import json
-from pathlib import Path
-
 import pytest
 from lightning.pytorch import callbacks as cb
-from tiny_fit import TINY_RUN
+from tiny_fit import TINY_RUN, rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.training.fit import default_callbacks, run_cli
 
-pytestmark = pytest.mark.slow  # CI runs them
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = [
     *TINY_RUN,
     *("--data.batch_size=2", "--model.compile=false", "--model.config.dropout=0.1"),
@@ -18,18 +15,12 @@ BASE = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, text_file, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def fit(name: str, *callbacks: cb.Callback) -> dict:
     """Train for four steps, and return the last losses by name."""
     argv = ["fit", *BASE, f"--run_name={name}", "--trainer.max_steps=4"]
     run_cli(argv, callbacks=[*callbacks, *default_callbacks("fit")])
-    rows = (Path("lightning_logs") / name / "version_0" / "metrics.jsonl").read_text().splitlines()
     found = {}
-    for row in map(json.loads, rows):
+    for row in rows(name):
         found |= row
     return found
 

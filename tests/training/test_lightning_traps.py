@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from tiny_fit import quiet_trainer
 
 
 class Stock(L.LightningModule):
@@ -30,17 +31,7 @@ class Logged(L.Callback):
 
 def fit(**settings):
     logged = Logged()
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[logged],
-        log_every_n_steps=1,
-        **quiet,
-        **settings,
-    )
+    trainer = quiet_trainer(max_epochs=1, callbacks=[logged], log_every_n_steps=1, **settings)
     trainer.fit(Stock())
     return logged
 

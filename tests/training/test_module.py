@@ -8,6 +8,7 @@ import torchmetrics
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
+from tiny_fit import quiet_trainer
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -39,16 +40,9 @@ def fit(text_file, module=None, batch_size=4, trainer=None, ckpt_path=None, **da
     module = module or GPTModule(TINY)
     data = {"block_size": 16, "order": "sequential", "tokenizer": "char", **data}
     metrics = Metrics()
-    settings = {"accelerator": "cpu", "max_steps": 4, "logger": False, "log_every_n_steps": 1}
-    quiet = dict.fromkeys(
-        ("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    loop = L.Trainer(
-        **{**quiet, **settings, **(trainer or {})},
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[metrics],
-    )
+    settings = {"max_steps": 4, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    settings |= {"use_distributed_sampler": False, "callbacks": [metrics]} | (trainer or {})
+    loop = quiet_trainer(**settings)
     datamodule = TokenDataModule(
         text_file=str(text_file), data_dir=str(text_file.parent), batch_size=batch_size, **data
     )
@@ -183,9 +177,7 @@ def test_an_evaluation_is_logged_at_the_step_of_its_checkpoint(text_file, tmp_pa
     _, trainer, _ = fit(text_file, eager(), trainer={"max_steps": 3})
     trainer.save_checkpoint(tmp_path / "3.ckpt")
     logger = Logged()
-    again = L.Trainer(
-        accelerator="cpu", logger=logger, enable_progress_bar=False, use_distributed_sampler=False
-    )
+    again = quiet_trainer(logger=logger, use_distributed_sampler=False)
     again.validate(eager(), trainer.datamodule, ckpt_path=tmp_path / "3.ckpt", weights_only=True)
     assert [step for step, row in logger.rows if "val/loss" in row] == [3]
 
@@ -329,10 +321,7 @@ def test_plain_loaders_get_the_schedule_too():
         def on_train_batch_end(self, trainer, *args):
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=4, logger=False, callbacks=[Rates()],
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=4, callbacks=[Rates()])
     trainer.fit(module, torch.utils.data.DataLoader(pairs, batch_size=2))
     assert rates == [module.learning_rate_at(step, 0.1) for step in range(4)]
     assert rates[0] < rates[1]

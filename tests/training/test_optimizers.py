@@ -3,12 +3,12 @@
 import lightning as L
 import pytest
 import torch
+from tiny_fit import quiet_trainer, tiny_data
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optimizers
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optimizers import muon
 
@@ -33,14 +33,8 @@ def build(model, settings, fused):
 
 def fit(text_file, module) -> L.Trainer:
     L.seed_everything(1337)
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer = L.Trainer(accelerator="cpu", max_steps=3, limit_val_batches=0, **quiet)
-    data = TokenDataModule(
-        text_file=str(text_file), data_dir=str(text_file.parent), tokenizer="char", batch_size=4
-    )
-    trainer.fit(module, data)
+    trainer = quiet_trainer(max_steps=3, limit_val_batches=0)
+    trainer.fit(module, tiny_data(text_file))
     return trainer
 
 

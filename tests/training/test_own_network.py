@@ -73,8 +73,8 @@ def fit(*options: str) -> int:
     return main(["fit", "--config", "code/own.yaml", *options])
 
 
-def checkpoint() -> Path:
-    return max(Path("lightning_logs/own/version_0/checkpoints").glob("*.ckpt"))
+def checkpoint(run: str = "own") -> Path:
+    return max(Path("lightning_logs", run, "version_0/checkpoints").glob("*.ckpt"))
 
 
 def lone_checkpoint() -> str:
@@ -117,10 +117,7 @@ def test_a_resumed_run_is_the_run_without_an_interruption(module):
     assert fit("--run_name", "whole") == 0
     assert fit("--trainer.max_steps", "2", "--model.decay_steps", "4") == 0
     assert main(["resume", "lightning_logs/own", "--trainer.max_steps", "4"]) == 0
-    found = [
-        torch.load(max(Path(f"lightning_logs/{name}/version_0/checkpoints").glob("*.ckpt")))
-        for name in ("whole", "own")
-    ]
+    found = [torch.load(checkpoint(run)) for run in ("whole", "own")]
     for weights in zip(*(content["state_dict"].values() for content in found), strict=True):
         assert torch.equal(*weights)
 
@@ -253,13 +250,10 @@ def test_lora_trains_its_linear_layers(module):
     lora = ["--model.lora_rank=2", '--model.lora_targets=["mlp.0", "out"]']
     assert fit() == 0
     assert fit("--run_name=lora", f"--model.init_from={lone_checkpoint()}", *lora) == 0
-    found = max(Path("lightning_logs/lora/version_0/checkpoints").glob("*.ckpt"))
-    weights = torch.load(found)["state_dict"]
-    assert torch.equal(
-        weights["model.out.weight"], torch.load("lone.ckpt")["state_dict"]["model.out.weight"]
-    )
+    weights, before = (torch.load(checkpoint(run))["state_dict"] for run in ("lora", "own"))
+    assert torch.equal(weights["model.out.weight"], before["model.out.weight"])
     assert weights["model.mlp.0.lora_b"].any()
-    assert main(["sample", str(found.parents[1]), "--max_new_tokens", "4", "--device", "cpu"]) == 0
+    assert main(["sample", "lightning_logs/lora", "--max_new_tokens", "4", "--device", "cpu"]) == 0
 
 
 class Doubled(GPT):

@@ -1,11 +1,11 @@
 """Ranks over gloo that share weights (fsdp2) train as ranks that copy them (ddp), and as one."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from ranks import run_commands, run_ranks
+from tiny_fit import rows
 
 from gpt_lightning.cli import main
 
@@ -45,11 +45,6 @@ def fit_ranks(ranks, *commands):
     assert "warning" not in err.lower(), err
     assert "falling back" not in err, err  # torch's logger has no word for it
     return out
-
-
-def rows(name):
-    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def checkpoint(name, step=10):

@@ -6,10 +6,9 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from tiny_fit import TINY_FIT
+from tiny_fit import TINY_FIT, rows
 
 from gpt_lightning.commands.check_resume import compare
-from gpt_lightning.runs.history import read_rows
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.optim import WINDOW, SpikeGuard
 
@@ -58,10 +57,6 @@ class Planted(L.Callback):
 def run(*args: str, name: str = "run", planted: Planted | None = None):
     callbacks = [] if planted is None else [planted]
     return run_cli(["fit", *BASE, f"--run_name={name}", *args], callbacks=callbacks)
-
-
-def rows(name: str = "run") -> list[dict]:
-    return read_rows(Path("lightning_logs") / name / "version_0" / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from tiny_fit import tiny_data
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpt_lightning
@@ -16,7 +17,6 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import NonFiniteGuard
 
@@ -39,14 +39,7 @@ def fit(text_file, callbacks, module=None, **trainer):
         callbacks=callbacks,
         plugins=[DurableCheckpointIO()],
     )
-    data = TokenDataModule(
-        text_file=str(text_file),
-        data_dir=str(text_file.parent),
-        batch_size=3,
-        block_size=16,
-        tokenizer="char",
-    )
-    loop.fit(module, data)
+    loop.fit(module, tiny_data(text_file, batch_size=3))
     return module, loop
 
 

@@ -1,12 +1,10 @@
 """One setting for the tokens of a step, and what follows from it."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
-from tiny_fit import TINY_RUN
+from tiny_fit import TINY_RUN, rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -27,8 +25,7 @@ def fit(steps: int, *args: str) -> int:
 
 
 def losses(run: str = "run") -> list[float]:
-    rows = Path("lightning_logs", run, "version_0", "metrics.jsonl").read_text().splitlines()
-    return [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
+    return [row["train/loss"] for row in rows(run) if "train/loss" in row]
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
+from tiny_fit import quiet_trainer, tiny_config
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -30,8 +31,7 @@ class Events(StepCallback):
 
 
 def module(**changes) -> GPTModule:
-    config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None)
-    return GPTModule(config, schedule="constant", **changes)
+    return GPTModule(tiny_config(), schedule="constant", **changes)
 
 
 def data(text_file, tmp_path, **changes) -> TokenDataModule:
@@ -40,18 +40,8 @@ def data(text_file, tmp_path, **changes) -> TokenDataModule:
 
 
 def trainer(*callbacks, **changes) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=1,
-        callbacks=list(callbacks),
-        **changes,
-    )
+    limits = {"num_sanity_val_steps": 0, "limit_val_batches": 1}
+    return quiet_trainer(callbacks=list(callbacks), **limits, **changes)
 
 
 def test_the_hook_runs_after_everything_that_belongs_to_the_last_batch(text_file, tmp_path):
@@ -104,12 +94,11 @@ def test_a_checkpoint_is_evaluated_with_plain_loaders(tmp_path, capsys):
         torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=2
     )
     config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=9)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    trainer = L.Trainer(accelerator="cpu", max_steps=2, enable_checkpointing=False, **quiet)
+    trainer = quiet_trainer(max_steps=2)
     trainer.fit(GPTModule(config, compile=False), loader)
     trainer.save_checkpoint(path := tmp_path / "a.ckpt")
     found = [
-        L.Trainer(accelerator="cpu", **quiet).validate(module, loader, ckpt_path=checkpoint)
+        quiet_trainer().validate(module, loader, ckpt_path=checkpoint)
         for module, checkpoint in (
             (trainer.lightning_module, None),
             (GPTModule(config, compile=False), path),

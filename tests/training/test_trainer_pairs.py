@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_fit import TINY_MODEL
+from tiny_fit import TINY_MODEL, rows
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.order import WindowOrder
@@ -193,10 +193,8 @@ def fit(settings: dict) -> tuple[dict, dict, dict, int]:
         f"--model.decay_steps={DECAY}",
     ]
     trainer = run_cli(argv, callbacks=default_callbacks("fit")).trainer
-    lines = Path("lightning_logs/run/version_0/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
     keys = ("train/loss", "optim/grad_norm", "val/loss")
-    found = [{row["step"]: row[key] for row in rows if key in row} for key in keys]
+    found = [{row["step"]: row[key] for row in rows() if key in row} for key in keys]
     return *found, trainer.global_step
 
 

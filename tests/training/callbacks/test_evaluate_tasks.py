@@ -1,7 +1,6 @@
 """EvaluateTasks: when it evaluates, what it logs, and that the training does not change."""
 
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.steps import find_callback
 from tests.evaluate.made_up import write_files
 from tests.tiny_fit import TINY_MODEL
+from tests.tiny_fit import rows as all_rows
 
 RUN = [
     "fit",
@@ -43,11 +43,10 @@ def items(own_folder) -> Path:
 
 def rows(name: str) -> dict[int, dict]:
     """Return the rows of a run that have a task's number, by step."""
-    lines = Path("lightning_logs", name, "version_0/metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    steps = [row["step"] for row in found if "val/hellaswag" in row]
-    assert len(steps) == len(set(steps))
-    return {row["step"]: row for row in found if "val/hellaswag" in row}
+    found = [row for row in all_rows(name) if "val/hellaswag" in row]
+    by_step = {row["step"]: row for row in found}
+    assert len(by_step) == len(found)
+    return by_step
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:

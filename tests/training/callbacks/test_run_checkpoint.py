@@ -1,14 +1,12 @@
 """RunCheckpoint saves finite numbers alone, through our own files, and leaves no old branches."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_fit import TINY_RUN, quiet_trainer, tiny_config, tiny_data
+from tiny_fit import RUN, fit, logged_steps, quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning import GPTModule
-from gpt_lightning.cli import main
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 from gpt_lightning.runs.folders import check_digest
@@ -17,21 +15,9 @@ from gpt_lightning.training.optim import all_finite
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
-RUN = Path("lightning_logs") / "run" / "version_0"
-
-
-def fit(steps: int, *args: str) -> int:
-    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
-
 
 def saved(pattern: str = "*.ckpt") -> list[str]:
     return sorted(path.name[5:12] for path in (RUN / "checkpoints").glob(pattern))
-
-
-def logged_steps() -> list[int]:
-    rows = map(json.loads, (RUN / "metrics.jsonl").read_text().splitlines())
-    return [row["step"] for row in rows if "train/loss" in row]
 
 
 def test_the_newest_the_best_and_every_third_file_are_kept():
