@@ -35,6 +35,13 @@ if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
 
 
+@pytest.fixture(scope="session")
+def parser() -> Any:
+    from gpt_lightning.training.fit import training_parser
+
+    return training_parser()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def parsers() -> Iterator[None]:
     """The parser of each training command is built once: it is a quarter of a tiny run."""

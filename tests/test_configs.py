@@ -14,7 +14,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.parsing import CONFIGS, config_file, config_names, resolve_configs
 from gpt_lightning.reproduce.cases import CASES
-from gpt_lightning.training.fit import training_parser
 
 # the first line of an overlay names the configuration that it changes
 OVERLAY = re.compile(r"# Overlay of (any run|[\w/-]+)\. ")
@@ -31,11 +30,6 @@ TOKENS_PER_STEP = {
     "openwebtext": 12 * 1024 * 40,
     "fineweb_edu": 524_288,
 }
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return training_parser()
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ def test_another_kernel_than_asked_for_is_not_measured() -> None:
         attention.check_kernel("sdpa-math", flash, make)
 
 
+@pytest.mark.slow
 def test_the_grid_is_rows_and_a_picture(capsys) -> None:
     options = "--d 8,16 --contexts 64 --kernels naive,sdpa-cudnn --steps 2 --batch 1"
     assert main(["bench", "attention", "--device=cpu", *options.split(), "--memory-gib=1"]) == 0

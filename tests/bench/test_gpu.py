@@ -67,6 +67,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     assert row["options"] == " ".join([*TINY, "--model.compile=false"])
 
 
+@pytest.mark.slow
 def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
     seen = []
 

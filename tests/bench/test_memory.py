@@ -127,6 +127,7 @@ def test_memory_is_what_arithmetic_says() -> None:
     assert row["largest_mib"] == pytest.approx(BATCH * CONTEXT * 10_000 * 4 / MIB, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_larger_group_keeps_fewer_inputs_and_recomputes_more(monkeypatch) -> None:
     # else the logits are the peak
     make_batch, make_config = memory.random_batch, models.make_config

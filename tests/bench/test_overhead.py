@@ -26,6 +26,7 @@ def test_all_loops_do_the_same_work_from_the_same_weights_and_leave_no_file(tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_slow_callback_is_measured(monkeypatch):
     class Slow(overhead.StepProgress):
         def on_train_batch_end(self, *args, **kwargs):

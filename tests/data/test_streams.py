@@ -153,6 +153,7 @@ def test_datasets_share_the_limit(server, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_no_file_stays_mapped(server, tmp_path):
     made = reader(server.url, tmp_path, 4, order="sequential")
     epoch(made.train_loader)

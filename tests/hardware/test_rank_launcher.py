@@ -70,6 +70,7 @@ def test_an_error_of_rank_0_ends_the_others_at_once(launcher):
     assert launcher.procs[0].poll() == -9
 
 
+@pytest.mark.slow
 def test_a_lost_connection_without_a_failed_rank_stays_itself(launcher):
     with pytest.raises(RuntimeError) as ended:
         launcher.launch(raises(LOST))

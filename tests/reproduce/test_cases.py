@@ -9,7 +9,6 @@ import pytest
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import CASES, TABLES, Case, Rung
 from gpt_lightning.reproduce.published import read_losses, read_published
-from gpt_lightning.training.fit import training_parser
 
 LECTURE_LADDER, PRECISION_LADDER = CASES["lecture-ladder"], CASES["precision-ladder"]
 SHAKESPEARE_CHAR = CASES["shakespeare-char"]
@@ -46,11 +45,6 @@ BANDS = {
     **{name: [[0, 5e-4], [1, 1.5e-2]] for name in ("bf16", "compile", "flash", "vocab-50304")},
     "small": [[0, 1e-4], [1, 5e-4]],
 }
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return training_parser()
 
 
 def settings(parser, rung: Rung) -> dict:

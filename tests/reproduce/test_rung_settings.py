@@ -21,7 +21,7 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunRecorder
-from gpt_lightning.training.fit import run_cli, training_parser
+from gpt_lightning.training.fit import run_cli
 
 LECTURE_LADDER = CASES["lecture-ladder"]
 RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
@@ -255,11 +255,6 @@ def test_a_resumed_run_has_no_initial_weights(text_file):
 
 
 # ---- the self-test -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return training_parser()
 
 
 @pytest.fixture
