@@ -35,7 +35,7 @@ ROOMS = {
     "data": 1_830,
     "evaluate": 365,
     "hardware": 509,
-    "model": 1_357,
+    "model": 1358,
     "prepare": 1_416,
     "remote": 402,
     "reproduce": 887,

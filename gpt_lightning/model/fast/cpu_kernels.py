@@ -133,14 +133,16 @@ def sigmoid_gelu(x: Tensor) -> Tensor:
 class ExactGELU(torch.autograd.Function):
     """Exact GELU with one exponential in the forward and one in the backward.
 
-    Not differentiable twice.
+    Not differentiable twice. With torch 2.11, a compiled function of this kind whose result is a
+    cast to the dtype that it has already gets a wrong gradient, off by up to 2 here.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         below, _ = normal_distribution(x.float())
-        return (x.float() * below).to(x.dtype)
+        y = x.float() * below
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
