@@ -144,27 +144,27 @@ def test_a_failed_row_is_a_row_and_the_next_one_is_measured(name, monkeypatch):
 
 # bench, options, and what the line on the terminal begins with after "error: "
 WRONG = """
-attention | --kernel own_kernel | --kernels is 'own_kernel': 'own_kernel' is none of
-attention | --kernel nowhere:f | --kernels is 'nowhere:f': there is no module 'nowhere'
-attention | --kernel own_kernel: | --kernels is 'own_kernel:': 'own_kernel:' is not
-generate | --against loop | --against is 'loop': 'loop' is none of naive, transformers
-fit-batch | --steps 1 | give bench fit-batch --config FILE
-fit-batch | --config no.yaml | --config no.yaml: no such file
+attention | --kernel own_kernel | --kernels is 'own_kernel'
+attention | --kernel nowhere:f | --kernels is 'nowhere:f'
+attention | --kernel own_kernel: | --kernels is 'own_kernel:'
+generate | --against loop | --against is 'loop'
+fit-batch | --steps 1 | give bench fit-batch --config
+fit-batch | --config no.yaml | --config no.yaml
 ladder | --model.config.vocab_size=null | model.config.vocab_size is null
-matmul | --squares 0 | --squares is '0': 0 is below 1
-overhead | --pairs raw:fast | --pairs is 'raw:fast': 'raw:fast' is none of raw:raw
-profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
+matmul | --squares 0 | --squares is '0'
+overhead | --pairs raw:fast | --pairs is 'raw:fast'
+profile | --modes trainig | --modes is 'trainig'
 profile | --budget --modes inference | unknown key 'modes'
-sizes | --steps few | steps is 'few'; expected int
-sizes | --warmup 0,x | --warmup is '0,x': 'x' is no whole number
-sizes | --shapes 1x200 | --shapes is '1x200': a width of 200 is not divisible by 3 heads
-sizes | --shapes 4,5 | --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512
-sizes | --shapes 4x0 | --shapes is '4x0': 0 is below 1
-sizes | --shapes 2x9 | --shapes is '2x9': a width of 9 is not divisible by 1 heads of an even
-sizes | --timeout-s 0 | timeout_s is 0; it must be above 0
+sizes | --steps few | steps is 'few'
+sizes | --warmup 0,x | --warmup is '0,x'
+sizes | --shapes 1x200 | --shapes is '1x200'
+sizes | --shapes 4,5 | --shapes is '4,5'
+sizes | --shapes 4x0 | --shapes is '4x0'
+sizes | --shapes 2x9 | --shapes is '2x9'
+sizes | --timeout-s 0 | timeout_s is 0
 sizes | --compile maybe | --compile is 'maybe'
-sizes | --device cuda | --device cuda: this machine has no such device
-sizes | --contxts 8 | unknown key 'contxts': did you mean 'contexts'
+sizes | --device cuda | --device cuda
+sizes | --contxts 8 | unknown key 'contxts'
 """
 
 
