@@ -205,6 +205,15 @@ def test_a_damaged_checkpoint_of_nanogpt_is_named(key, tmp_path):
         read_source(path)
 
 
+@pytest.mark.parametrize("bad", [torch.tensor(torch.nan), torch.tensor(1)])
+def test_weights_that_are_integers_or_not_finite_are_refused(bad, theirs, tmp_path):
+    values = bad.expand(theirs.config.n_embd).clone()
+    theirs.transformer.ln_f.weight = torch.nn.Parameter(values, requires_grad=False)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"transformer\.ln_f\.weight has integers, NaN or infinity"):
+        read_source(tmp_path).model()
+
+
 def test_a_vocabulary_larger_than_the_model_is_refused(theirs, tmp_path):
     theirs.save_pretrained(tmp_path)
     found = dataclasses.replace(read_source(tmp_path), tokenizer={"name": "byte"})
