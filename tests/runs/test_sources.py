@@ -10,7 +10,9 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.weights import Pretrained
 from gpt_lightning.runs.sources import (
+    check_tokens,
     initial_weights,
     load_model,
     read_source,
@@ -230,5 +232,19 @@ def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
     content = vocab if form == "vocab.json" else {"model": {"vocab": vocab}}
     (tmp_path / form).write_text(json.dumps(content))
     assert read_source(tmp_path).tokenizer is None
+    assert read_source(tmp_path / "model.safetensors").tokenizer is None
     with pytest.raises(UserError, match="names no tokenizer"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fix"),
+    [({"name": "byte"}, "set data.tokenizer to char"), ({"name": "char"}, "set data.dataset to")],
+)
+def test_weights_to_train_further_are_of_the_tokens_of_the_data(spec, fix, tmp_path):
+    theirs = {"name": "char", "characters": "ab"}
+    found = Pretrained("there", {}, tokenizer=theirs)
+    check_tokens(found, None)
+    check_tokens(found, theirs)
+    with pytest.raises(UserError, match=f"model.init_from there was trained on other.*{fix}"):
+        check_tokens(found, spec | {"characters": "abc"})
