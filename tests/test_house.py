@@ -32,7 +32,7 @@ ROOMS = {
     "": 852,
     "bench": 2_244,
     "commands": 908,
-    "data": 1_830,
+    "data": 1_837,
     "evaluate": 365,
     "hardware": 509,
     "model": 1_370,
