@@ -1,0 +1,68 @@
+"""What engineers write with Lightning by habit: subclasses, own loaders, metrics, data alone."""
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.training.module import GPTModule
+
+CONFIG = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 16}
+QUIET = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
+
+
+def stock(**changes) -> L.Trainer:
+    quiet = {**dict.fromkeys(QUIET, False), "num_sanity_val_steps": 0}
+    return L.Trainer(**{"accelerator": "cpu", "max_steps": 2, **quiet, **changes})
+
+
+def loader(batch) -> DataLoader:
+    return DataLoader([batch] * 4, batch_size=None)
+
+
+def pairs() -> DataLoader:
+    return loader((torch.zeros(2, 8).long(), torch.ones(2, 8).long()))
+
+
+class Named(GPTModule):
+    def __init__(self, config, aux=0.1, loss_fn: nn.Module | None = None, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters()
+        self.aux = aux
+
+
+class FromDict(GPTModule):
+    def __init__(self, config, aux=0.1, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters({"aux": aux})
+        self.aux = aux
+
+
+class Whole(GPTModule):
+    def __init__(self, config, own=None, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters(own)
+        self.aux = own["aux"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(Named, {"aux": 0.7}), (FromDict, {"aux": 0.7}), (Whole, {"own": {"aux": 0.7}})],
+)
+def test_a_subclass_keeps_its_hyperparameters(own_folder, recwarn, kind, given):
+    more = {"loss_fn": nn.ReLU()} if kind is Named else {}
+    module = kind(CONFIG, **given, **more, schedule="constant", learning_rate=2e-3)
+    trainer = stock()
+    trainer.fit(module, pairs())
+    trainer.save_checkpoint("a.ckpt")
+    assert any("loss_fn, a ReLU" in str(w.message) for w in recwarn) == (kind is Named)
+    loaded = kind.load_from_checkpoint("a.ckpt")
+    assert (loaded.aux, loaded.settings.learning_rate, loaded.config) == (0.7, 2e-3, module.config)
+    assert read_checkpoint(Path("a.ckpt"), check=False).record.settings == module.settings
+    again = kind(CONFIG, **given, schedule="constant", learning_rate=2e-3)
+    stock(max_steps=4).fit(again, pairs(), ckpt_path="a.ckpt")
+    assert again.aux == 0.7
