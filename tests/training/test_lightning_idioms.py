@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
 CONFIG = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 16}
@@ -66,3 +68,36 @@ def test_a_subclass_keeps_its_hyperparameters(own_folder, recwarn, kind, given):
     again = kind(CONFIG, **given, schedule="constant", learning_rate=2e-3)
     stock(max_steps=4).fit(again, pairs(), ckpt_path="a.ckpt")
     assert again.aux == 0.7
+
+
+def first_batch(stage="fit", loader="train_dataloader", prepare=True, **changes):
+    settings = {"text_file": "text.txt", "tokenizer": "char", "block_size": 8, "batch_size": 2}
+    data = TokenDataModule(**settings | changes)
+    if prepare:
+        data.prepare_data()
+        data.setup(stage)
+    found = getattr(data, loader)()
+    return next(iter(found[0] if isinstance(found, list) else found))
+
+
+@pytest.mark.parametrize(
+    ("stage", "loader"),
+    [("fit", "train"), ("fit", "val"), ("validate", "val"), ("predict", "predict")],
+)
+def test_data_alone_give_a_batch(own_folder, stage, loader):
+    x, y = first_batch(stage, f"{loader}_dataloader")
+    assert x.shape == y.shape == (2, 8)
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"block_size": None}, r"data\.block_size is not set: set it"),
+        ({"block_size": 10**6}, r"fewer than a window of block_size \+ 1 = 1,000,001: lower"),
+        ({"prepare": False}, r"call prepare_data\(\) and setup\('fit'\) first"),
+    ],
+)
+def test_data_alone_name_what_is_missing(own_folder, changes, line):
+    with pytest.raises(UserError, match=line):
+        first_batch(**changes)
