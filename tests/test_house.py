@@ -32,7 +32,7 @@ ROOMS = {
     "": 840,
     "bench": 2_244,
     "commands": 895,
-    "data": 1_830,
+    "data": 1_855,
     "evaluate": 365,
     "hardware": 509,
     "model": 1358,
@@ -44,7 +44,7 @@ ROOMS = {
     "training": 3_153,
 }
 # Code lines of Python outside of the package.
-OTHERS = {"tests": 24_966, "experiments": 1_070, "benchmarks": 1_045, "docs": 86, "examples": 64}
+OTHERS = {"tests": 25_023, "experiments": 1_070, "benchmarks": 1_045, "docs": 86, "examples": 64}
 TINY = (*TINY_MODEL, "--samples.max_new_tokens=4", "--data.batch_size=2", "--trainer.max_steps=8")
 
 

@@ -130,7 +130,7 @@ def own_hyperparameters(checkpoint: Fields, others: set[str]) -> Fields:
         others: Arguments that are left out without one.
     """
     found = checkpoint.get("hyper_parameters", {})
-    argument = checkpoint.pop("hparams_name", None)  # of a dict that was saved as a whole
+    argument = checkpoint.pop("hparams_name", None)  # name of a dict that was saved as a whole
     if argument not in (None, "kwargs"):
         found = {argument: found}
     # LightningCLI adds names with _ for a class that a load would import

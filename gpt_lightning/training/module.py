@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.loader import Batch, tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
@@ -218,7 +218,7 @@ class GPTModule(EvaluatedModule):
         seed_device(self.device, optim.mix(*place))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self(*batch)
+        loss = self(*tokens_and_targets(batch))
         total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self.micro_batches += 1

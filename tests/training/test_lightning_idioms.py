@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -19,7 +20,9 @@ QUIET = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkp
 
 def stock(**changes) -> L.Trainer:
     quiet = {**dict.fromkeys(QUIET, False), "num_sanity_val_steps": 0}
-    return L.Trainer(**{"accelerator": "cpu", "max_steps": 2, **quiet, **changes})
+    return L.Trainer(
+        **{"log_every_n_steps": 1, "accelerator": "cpu", "max_steps": 2, **quiet, **changes}
+    )
 
 
 def loader(batch) -> DataLoader:
@@ -101,3 +104,67 @@ def test_data_alone_give_a_batch(own_folder, stage, loader):
 def test_data_alone_name_what_is_missing(own_folder, changes, line):
     with pytest.raises(UserError, match=line):
         first_batch(**changes)
+
+
+TOKENS = torch.randint(16, (2, 9), generator=torch.Generator().manual_seed(1))
+LABELS = torch.where(torch.arange(9) < 6, TOKENS, -100)
+MASK = (torch.arange(9) < 6).long().expand(2, 9)
+
+
+def losses(batch) -> tuple[float, float]:
+    L.seed_everything(1)
+    module = GPTModule(CONFIG, schedule="constant")
+    trainer = stock(max_steps=1)
+    trainer.fit(module, loader(batch))
+    trained = float(trainer.callback_metrics["train/loss"])
+    found = trainer.predict(module, loader(batch))
+    assert found[0].shape == (2, 8)
+    (validated,) = trainer.validate(module, loader(batch), verbose=False)
+    return trained, validated["val/loss"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [TOKENS, [TOKENS], TOKENS.int(), {"input_ids": TOKENS, "labels": TOKENS}],
+    ids=["tensor", "list of one", "int32", "dict"],
+)
+def test_a_loader_of_ones_own_trains_as_pairs_do(batch):
+    assert losses(batch) == losses((TOKENS[:, :-1], TOKENS[:, 1:]))
+
+
+def test_labels_are_those_of_transformers():
+    named = {"input_ids": TOKENS, "labels": LABELS, "attention_mask": MASK}
+    assert losses(named) == losses((TOKENS[:, :-1], LABELS[:, 1:]))
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    short = {name: values[:, :8] for name, values in named.items()}
+    x, y = tokens_and_targets(short)
+    logits = theirs(x).logits.transpose(1, 2)
+    torch.testing.assert_close(theirs(**short).loss, nn.functional.cross_entropy(logits, y))
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (
+            (TOKENS, TOKENS, TOKENS),
+            "a batch is list of torch.int64 (2, 9), torch.int64 (2, 9), torch.int64 (2, 9);",
+        ),
+        ((TOKENS, TOKENS[:, 1:]), "a batch is list of torch.int64 (2, 9), torch.int64 (2, 8);"),
+        (TOKENS.float(), "a batch is Tensor of torch.float32 (2, 9);"),
+        (TOKENS[0], "a batch is Tensor of torch.int64 (9,);"),
+        (TOKENS[:, :1], "a batch is Tensor of torch.int64 (2, 1);"),
+        ({"input_ids": TOKENS}, "a batch is dict of input_ids;"),
+        ("text", "a batch is str of no tokens;"),
+        (
+            {"input_ids": TOKENS, "labels": TOKENS, "attention_mask": 1 - MASK},
+            "a batch is dict of input_ids, labels, attention_mask;",
+        ),
+    ],
+)
+def test_another_batch_is_one_line(batch, found):
+    with pytest.raises(UserError) as error:
+        stock().fit(GPTModule(CONFIG, schedule="constant"), loader(batch))
+    assert str(error.value).startswith(found)
+    assert "\n" not in str(error.value)
