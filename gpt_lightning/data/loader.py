@@ -17,7 +17,6 @@ from gpt_lightning.files import Fields
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
 NAMES = {"input_ids", "labels", "attention_mask"}
-INTEGERS = {torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16}
 IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
 
 
@@ -42,9 +41,9 @@ def tokens_and_targets(batch: Any) -> Batch:
         parts = (batch["input_ids"], batch["labels"])
     unshifted = named or len(parts) == 1
     tensors = [p for p in parts if isinstance(p, torch.Tensor)]
-    fits = len(tensors) == len(parts) in (1, 2) and tensors[0].shape == tensors[-1].shape
+    fits = 0 < len(tensors) == len(parts) < 3 and tensors[0].shape == tensors[-1].shape
     fits = fits and tensors[0].ndim == 2 and tensors[0].size(1) > unshifted
-    fits = fits and {p.dtype for p in tensors} <= INTEGERS
+    fits = fits and all("int" in str(p.dtype) for p in tensors)
     if fits and named and (mask := batch.get("attention_mask")) is not None:
         fits = not (mask[:, 1:] > mask[:, :-1]).any()  # tokens would attend to padding before them
     if not fits:

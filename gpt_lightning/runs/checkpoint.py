@@ -50,8 +50,6 @@ from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 4
-# arguments that no checkpoint keeps as hyperparameters: it has the weights, and names no class
-NOT_KEPT = ("init_from", "network")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,8 @@ class RunRecord:
         """Write the record into Lightning's dict of a checkpoint, which keeps a subclass's keys."""
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[2:]}
         ours = self.hyperparameters()
-        own = own_hyperparameters(checkpoint, {*ours, *NOT_KEPT})
+        # a checkpoint has the weights, and names no class to import
+        own = own_hyperparameters(checkpoint, {*ours, "init_from", "network"})
         checkpoint["hyper_parameters"] = own | ours
         checkpoint["gpt_lightning"] = {"schema": SCHEMA, **facts}
         if own:
@@ -135,11 +134,12 @@ def own_hyperparameters(checkpoint: Fields, others: set[str]) -> Fields:
         found = {argument: found}
     # LightningCLI adds names with _ for a class that a load would import
     own = {k: value for k, value in found.items() if k not in others and k[:1] != "_"}
-    for name in [name for name, value in own.items() if not is_plain(value)]:
-        rank_zero_warn(
-            f"checkpoints do not keep the hyperparameter {name}, a {type(own.pop(name)).__name__}: "
-            f"give it to load_from_checkpoint, and {name!r} to save_hyperparameters as `ignore`"
-        )
+    for name in [*own]:
+        if not is_plain(own[name]):
+            rank_zero_warn(
+                f"checkpoints do not keep hyperparameter {name}, a {type(own.pop(name)).__name__}: "
+                f"give it to load_from_checkpoint, and {name!r} to save_hyperparameters as `ignore`"
+            )
     return own
 
 

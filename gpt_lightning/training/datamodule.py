@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -150,13 +149,12 @@ class TokenDataModule(LightningDataModule):
             return
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
-        alone = self.trainer is None
-        if stage == "fit" and not alone:
+        if stage == "fit" and self.trainer is not None:
             self._set_accumulation(settings)
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
-            if not alone:
+            if self.trainer is not None:
                 steps.check_epoch(self.trainer, batches)
             if "val" in self.manifest.splits:
                 reader.stream("val")
@@ -222,7 +220,7 @@ class TokenDataModule(LightningDataModule):
             seed = int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
         block_size = self.settings.block_size or longest
         settings = dataclasses.replace(self.settings, block_size=block_size, seed=seed)
-        if block_size_of(settings) > (longest or math.inf):
+        if block_size_of(settings) > (longest or float("inf")):
             raise UserError(
                 f"data.block_size is {block_size}, but model.config.block_size is {longest}: "
                 "lower the first or raise the second"

@@ -5,9 +5,11 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpt_lightning.cli import main
 from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
@@ -168,3 +170,37 @@ def test_another_batch_is_one_line(batch, found):
         stock().fit(GPTModule(CONFIG, schedule="constant"), loader(batch))
     assert str(error.value).startswith(found)
     assert "\n" not in str(error.value)
+
+
+class Measured(GPTModule):
+    def __init__(self, config, **settings):
+        super().__init__(config, **settings)
+        self.mean = torchmetrics.MeanMetric()
+        self.several = torchmetrics.MetricCollection({"own/low": torchmetrics.MinMetric()})
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss)
+        self.log("own/mean", self.mean)
+        return loss
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+        self.several(torch.tensor(3.0 + batch_idx))
+        self.log_dict(self.several)
+
+
+def test_metrics_of_torchmetrics_are_logged():
+    trainer = stock(max_steps=4)
+    trainer.fit(Measured(CONFIG, schedule="constant"), loader(TOKENS), loader(TOKENS))
+    found = trainer.callback_metrics
+    assert 0 < found["own/mean"] < 4
+    assert found["own/low"] == 3
+    assert found["val/loss"] > 0
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_an_evaluation_of_no_batch_is_an_error(own_folder, capsys, command):
+    key = f"trainer.limit_{command.replace('validate', 'val')}_batches"
+    assert main([command, "--data.text_file=text.txt", f"--{key}=0"]) == 2
+    assert f"{key} is 0, which leaves no batch: set it to 1 or more" in capsys.readouterr().err
