@@ -28,6 +28,7 @@ from gpt_lightning.tables.rows import Values
 
 TABLE = yaml_beside(__file__, "sizes.yaml")
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
+# the first three fields of a GPTConfig: n_layer, n_head, n_embd
 SHAPES |= {size: [*vars(gpt.SIZES[name]).values()][:3] for size, name in TABLE["published"].items()}
 COURSE_SIZES: list[str] = TABLE["course"]
 GPU_SIZES: list[str] = TABLE["gpu"]

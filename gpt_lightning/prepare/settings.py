@@ -96,12 +96,12 @@ class Settings:
 
     def of_text(self) -> Fields:
         """Return the settings in the manifest of one text."""
-        # 2632cfa writes no key `errors` for strict, and equal texts keep equal manifests
+        # strict has no key `errors`: equal texts keep equal manifests in every version
         return self._recorded(*["errors"] * (self.errors != "strict"))
 
     def of_documents(self) -> Fields:
         """Return the settings in the manifest of documents."""
-        shuffle = ["shuffle"] * (self.shuffle is not None)  # no key without one, as in 2632cfa
+        shuffle = ["shuffle"] * (self.shuffle is not None)  # no key without one: as `errors`
         found = self._recorded("text_field", "split_by", "errors", *shuffle)
         return found | {"split_by": self.split_by or "hash"}
 
