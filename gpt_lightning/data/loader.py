@@ -1,8 +1,9 @@
 """Batches of windows: endless and resumable for training, a whole split for evaluation."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,46 @@ from gpt_lightning.files import Fields
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
+NAMES = {"input_ids", "labels", "attention_mask"}
 IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
 
 
 def split_windows(windows: np.ndarray) -> Batch:
     """Return inputs and targets of (B, T + 1) windows, (B, T) each; targets are one token later."""
     return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
+
+
+def tokens_and_targets(batch: Any) -> Batch:
+    """Return inputs and targets, int64 (B, T) each, of a batch of any loader.
+
+    Args:
+        batch: Inputs and targets; tokens, (B, T + 1); or, as in Hugging Face's transformers,
+            {input_ids, labels} with labels at the place of their tokens, (B, T + 1) each.
+
+    Raises:
+        UserError: It is none of these, or has padding before its tokens.
+    """
+    named = isinstance(batch, Mapping) and {"input_ids", "labels"} <= set(batch) <= NAMES
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    if named:
+        parts = (batch["input_ids"], batch["labels"])
+    unshifted = named or len(parts) == 1
+    tensors = [p for p in parts if isinstance(p, torch.Tensor)]
+    fits = 0 < len(tensors) == len(parts) < 3 and tensors[0].shape == tensors[-1].shape
+    fits = fits and tensors[0].ndim == 2 and tensors[0].size(1) > unshifted
+    fits = fits and all("int" in str(p.dtype) for p in tensors)
+    if fits and named and (mask := batch.get("attention_mask")) is not None:
+        fits = not (mask[:, 1:] > mask[:, :-1]).any()  # tokens would attend to padding before them
+    if not fits:
+        forms = [f"{p.dtype} {tuple(p.shape)}" for p in tensors]
+        found = ", ".join(batch if isinstance(batch, Mapping) else forms)
+        raise UserError(
+            f"a batch is {type(batch).__name__} of {found or 'no tokens'}; expected (x, y), "
+            "integers (B, T) each, tokens (B, T + 1), or a dict of input_ids, labels and "
+            "attention_mask alone, (B, T + 1) each, padded on the right"
+        )
+    x, y = tensors[0].long(), tensors[-1].long()
+    return (x[:, :-1].contiguous(), y[:, 1:].contiguous()) if unshifted else (x, y)
 
 
 def limited(batches: int, limit: int | float) -> int:

@@ -6,7 +6,7 @@ position in the data: `{"epoch", "window"}`, or `{"generator", "next"}` for nano
 keys are written from RunRecord:
 
 `hyper_parameters`: arguments of GPTModule: `config`, a dict of GPTConfig's fields, and the fields
-of Settings.
+of Settings; and what a subclass of GPTModule keeps with save_hyperparameters().
 
 `gpt_lightning`, with "schema": 4:
 
@@ -26,6 +26,7 @@ of Settings.
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
 | figures | figures of the training of an imported model; empty for a run's |
+| own | names of a subclass's hyperparameters; missing without any |
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
@@ -95,10 +96,15 @@ class RunRecord:
         return {"config": dataclasses.asdict(self.config), **self.settings.hyperparameters()}
 
     def write(self, checkpoint: Fields) -> None:
-        """Write the record into Lightning's dict of a checkpoint."""
+        """Write the record into Lightning's dict of a checkpoint, which keeps a subclass's keys."""
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[2:]}
-        checkpoint["hyper_parameters"] = self.hyperparameters()
+        ours = self.hyperparameters()
+        # a checkpoint has the weights, and names no class to import
+        own = own_hyperparameters(checkpoint, {*ours, "init_from", "network"})
+        checkpoint["hyper_parameters"] = own | ours
         checkpoint["gpt_lightning"] = {"schema": SCHEMA, **facts}
+        if own:
+            checkpoint["gpt_lightning"]["own"] = list(own)
 
     @classmethod
     def read(cls, checkpoint: Fields) -> "RunRecord":
@@ -106,9 +112,44 @@ class RunRecord:
         arguments = without_removed(checkpoint["hyper_parameters"], "model.", trained=True)
         config = GPTConfig(**arguments.pop("config"))
         facts = dict(checkpoint["gpt_lightning"])
+        for name in facts.pop("own", ()):
+            arguments.pop(name, None)
         if (schema := facts.pop("schema")) != SCHEMA:
             raise ValueError(f"schema {schema} of another gpt_lightning, this one reads {SCHEMA}")
         return cls(config=config, settings=Settings(**arguments), **facts)
+
+
+def own_hyperparameters(checkpoint: Fields, others: set[str]) -> Fields:
+    """Return what save_hyperparameters() has put into Lightning's dict, by argument.
+
+    Values that only running code could read back are left out with a warning.
+
+    Args:
+        checkpoint: Lightning's dict.
+        others: Arguments that are left out without one.
+    """
+    found = checkpoint.get("hyper_parameters", {})
+    argument = checkpoint.pop("hparams_name", None)  # name of a dict that was saved as a whole
+    if argument not in (None, "kwargs"):
+        found = {argument: found}
+    # LightningCLI adds names with _ for a class that a load would import
+    own = {k: value for k, value in found.items() if k not in others and k[:1] != "_"}
+    for name in [*own]:
+        if not is_plain(own[name]):
+            rank_zero_warn(
+                f"checkpoints do not keep hyperparameter {name}, a {type(own.pop(name)).__name__}: "
+                f"give it to load_from_checkpoint, and {name!r} to save_hyperparameters as `ignore`"
+            )
+    return own
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is made of tensors, numbers and words, as all in a checkpoint is."""
+    if type(value) is dict:
+        return all(map(is_plain, (*value, *value.values())))
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))
+    return type(value) in (type(None), bool, int, float, str, torch.Tensor)
 
 
 def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> Fields:

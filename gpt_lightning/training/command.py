@@ -150,6 +150,9 @@ class GPTCLI(LightningCLI):
         for line in ranks.take_world(trainer, self.argv):
             rank_zero_only(print)(line)
         resolve_precision(trainer)
+        limit = f"limit_{str(self.subcommand).replace('validate', 'val')}_batches"
+        if self.subcommand != "fit" and trainer[limit] == 0:
+            raise UserError(f"trainer.{limit} is 0, which leaves no batch: set it to 1 or more")
         if config.model.network is not None:
             beside = [Path(path).absolute().parent for path in config.config or []]
             beside = [f for f in beside if not RunPaths(f).checkpoints.is_dir()]  # may be a copy

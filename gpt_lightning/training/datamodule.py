@@ -26,7 +26,8 @@ DEFAULT_SEED = 1337
 class TokenDataModule(LightningDataModule):
     """Batches of token windows: (B, T) inputs and the (B, T) tokens that follow them.
 
-    A corpus and a text file are prepared on first use.
+    A corpus and a text file are prepared on first use. Without a Trainer, prepare_data() and
+    setup("fit") make the loaders of one process, to look at batches.
 
     Args:
         settings: Data arguments, the fields of gpt_lightning.data.settings.DataSettings.
@@ -35,7 +36,7 @@ class TokenDataModule(LightningDataModule):
         UserError: Settings or files that cannot work, before the first step.
     """
 
-    trainer: Trainer  # set by the Trainer, before it calls a hook
+    trainer: Trainer  # set by the Trainer, before it calls a hook; None before that
 
     def __init__(self, **settings: Any):
         super().__init__()
@@ -148,11 +149,13 @@ class TokenDataModule(LightningDataModule):
             return
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
-        if stage == "fit":
+        if stage == "fit" and self.trainer is not None:
             self._set_accumulation(settings)
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
-            steps.check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
+            batches = len(reader.train_loader)  # opens the train split
+            if self.trainer is not None:
+                steps.check_epoch(self.trainer, batches)
             if "val" in self.manifest.splits:
                 reader.stream("val")
         else:
@@ -160,11 +163,13 @@ class TokenDataModule(LightningDataModule):
 
     def train_dataloader(self) -> steps.BetweenSteps:
         hook = functools.partial(steps.call_between_batches, self.trainer)
+        if self.trainer is None:
+            hook = functools.partial(bool, True)
         return steps.BetweenSteps(self.reader.train_loader, hook)
 
     def val_dataloader(self) -> list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if fitting and "val" not in self.manifest.splits:
             return []
         return self.reader.eval_loaders()
@@ -198,7 +203,8 @@ class TokenDataModule(LightningDataModule):
     @property
     def reader(self) -> Reader:
         """Reader that setup has opened."""
-        assert self._reader is not None, "setup opens the reader"
+        if self._reader is None:
+            raise UserError("the data are not open: call prepare_data() and setup('fit') first")
         return self._reader
 
     def _with_defaults(self) -> DataSettings:
@@ -207,14 +213,14 @@ class TokenDataModule(LightningDataModule):
         Raises:
             UserError: The sequences are longer than the model's context.
         """
-        config = getattr(self.trainer.lightning_module, "config", None)
+        config = getattr(getattr(self.trainer, "lightning_module", None), "config", None)
         longest = getattr(config, "block_size", None)  # None: another author's module
         seed = self.settings.seed
         if seed is None:  # seed_everything leaves its number here, for all ranks
             seed = int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
         block_size = self.settings.block_size or longest
         settings = dataclasses.replace(self.settings, block_size=block_size, seed=seed)
-        if longest is not None and block_size_of(settings) > longest:
+        if block_size_of(settings) > (longest or float("inf")):
             raise UserError(
                 f"data.block_size is {block_size}, but model.config.block_size is {longest}: "
                 "lower the first or raise the second"
@@ -246,6 +252,8 @@ class TokenDataModule(LightningDataModule):
         trainer = self.trainer
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
         datasets = {address: self._dataset(address) for address in addresses}
+        if trainer is None:
+            return Reader(datasets, settings, Place())
         # Lightning counts ranks node by node; streams are read so that each node has its shards
         nodes = trainer.num_nodes if any(map(is_remote, addresses)) else 1
         rank = trainer.local_rank * nodes + trainer.node_rank if nodes > 1 else trainer.global_rank

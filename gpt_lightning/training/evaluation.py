@@ -7,7 +7,7 @@ from lightning import LightningModule
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from gpt_lightning.data.loader import IGNORE_INDEX, Batch
+from gpt_lightning.data.loader import IGNORE_INDEX, Batch, tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.training import steps
@@ -86,14 +86,14 @@ class EvaluatedModule(LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch
+        x, y = tokens_and_targets(batch)
         self._evaluation.add(self._evaluate(x, y), y, dataloader_idx)
 
     test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
-        x, y = batch
+        x, y = tokens_and_targets(batch)
         logits = self._evaluate(x)  # (B, T, V)
         logits = logits.to(sum_dtype(logits.dtype))
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
@@ -209,7 +209,7 @@ class GPTModule(EvaluatedModule):
             self.seed = int(self.trainer.strategy.broadcast(drawn))
         return self.seed
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Dropout's seeds are derived, not saved: any step can be computed without those before it,
         # and each rank drops other activations.
         trainer = self.trainer
@@ -217,8 +217,8 @@ class GPTModule(EvaluatedModule):
         place = (self.seed, trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self(*batch)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self(*tokens_and_targets(batch))
         total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self.micro_batches += 1

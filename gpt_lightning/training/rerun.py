@@ -30,7 +30,8 @@ PATHS = (*DATA, "checkpoint.folder", "model.init_from")
 def with_run(argv: list[str]) -> list[str]:
     """Return the arguments of `COMMAND RUN [options]` with the run's settings in place of RUN.
 
-    An evaluation with neither RUN nor settings nor data is that of the run of its --ckpt_path.
+    An evaluation with neither RUN nor settings nor data is that of the run of its --ckpt_path. With
+    --ckpt_path best or last, --config of a run's config.yaml is that run.
 
     Args:
         argv: Arguments, the command first: validate, test or predict, with or without RUN; resume,
@@ -42,6 +43,11 @@ def with_run(argv: list[str]) -> list[str]:
     command, words = argv[0], joined(argv[1:])
     # RunReport prints the loss; Lightning's table is for validate and test
     quiet = [] if command in ("predict", "resume") else ["--verbose=false"]
+    if not {*WORDS}.isdisjoint(words):  # --config of a run means that run
+        for i, word in enumerate(words):
+            path = Path(word.removeprefix("--config="))
+            if path.name == "config.yaml" and RunPaths(path.parent).saved():
+                words[i] = str(path.parent)
     found = [word for word in words if word[:1] != "-"][:1]
     given = any(word.startswith(("--config=", "--data.")) for word in words)
     if command != "resume" and not found and not given:

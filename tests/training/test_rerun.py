@@ -109,6 +109,13 @@ def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch)
     assert f"--model.init_from={project}/weights" in with_run(["resume", f"../{RUN}"])
 
 
+@pytest.mark.parametrize(("word", "file"), [("best", BEST), ("last", LAST)])
+def test_the_config_of_a_run_with_a_word_is_that_run(project, word, file):
+    found = with_run(["validate", "--config", f"{RUN}/config.yaml", "--ckpt_path", word])
+    assert found == with_run(["validate", RUN, f"--ckpt_path={word}"])
+    assert f"--ckpt_path={file}" in found
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

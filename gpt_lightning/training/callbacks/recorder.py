@@ -182,10 +182,6 @@ class TokenLosses(BasePredictionWriter):
                 f"predict on {trainer.world_size} devices would mix up the order: "
                 "use --trainer.devices 1"
             )
-        if stage == "predict" and not trainer.limit_predict_batches:
-            raise UserError(
-                "trainer.limit_predict_batches 0 leaves nothing to write: set it to 1 or more"
-            )
 
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], *_: Any

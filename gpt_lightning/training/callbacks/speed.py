@@ -11,7 +11,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt
 from lightning import LightningModule, Trainer
 
-from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import (
@@ -178,9 +178,9 @@ class SpeedMonitor(StepCallback):
         self._continue_step(trainer)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        self._step_tokens += batch[0].numel() * trainer.world_size
+        self._step_tokens += tokens_and_targets(batch)[0].numel() * trainer.world_size
         step = trainer.global_step
         if step == self._step:
             return  # the step goes on

@@ -1,0 +1,206 @@
+"""What engineers write with Lightning by habit: subclasses, own loaders, metrics, data alone."""
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gpt_lightning.cli import main
+from gpt_lightning.data.loader import tokens_and_targets
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+
+CONFIG = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 16}
+QUIET = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
+
+
+def stock(**changes) -> L.Trainer:
+    quiet = {**dict.fromkeys(QUIET, False), "num_sanity_val_steps": 0}
+    return L.Trainer(
+        **{"log_every_n_steps": 1, "accelerator": "cpu", "max_steps": 2, **quiet, **changes}
+    )
+
+
+def loader(batch) -> DataLoader:
+    return DataLoader([batch] * 4, batch_size=None)
+
+
+def pairs() -> DataLoader:
+    return loader((torch.zeros(2, 8).long(), torch.ones(2, 8).long()))
+
+
+class Named(GPTModule):
+    def __init__(self, config, aux=0.1, loss_fn: nn.Module | None = None, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters()
+        self.aux = aux
+
+
+class FromDict(GPTModule):
+    def __init__(self, config, aux=0.1, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters({"aux": aux})
+        self.aux = aux
+
+
+class Whole(GPTModule):
+    def __init__(self, config, own=None, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters(own)
+        self.aux = own["aux"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(Named, {"aux": 0.7}), (FromDict, {"aux": 0.7}), (Whole, {"own": {"aux": 0.7}})],
+)
+def test_a_subclass_keeps_its_hyperparameters(own_folder, recwarn, kind, given):
+    more = {"loss_fn": nn.ReLU()} if kind is Named else {}
+    module = kind(CONFIG, **given, **more, schedule="constant", learning_rate=2e-3)
+    trainer = stock()
+    trainer.fit(module, pairs())
+    trainer.save_checkpoint("a.ckpt")
+    assert any("loss_fn, a ReLU" in str(w.message) for w in recwarn) == (kind is Named)
+    loaded = kind.load_from_checkpoint("a.ckpt")
+    assert (loaded.aux, loaded.settings.learning_rate, loaded.config) == (0.7, 2e-3, module.config)
+    assert read_checkpoint(Path("a.ckpt"), check=False).record.settings == module.settings
+    again = kind(CONFIG, **given, schedule="constant", learning_rate=2e-3)
+    stock(max_steps=4).fit(again, pairs(), ckpt_path="a.ckpt")
+    assert again.aux == 0.7
+
+
+def first_batch(stage="fit", loader="train_dataloader", prepare=True, **changes):
+    settings = {"text_file": "text.txt", "tokenizer": "char", "block_size": 8, "batch_size": 2}
+    data = TokenDataModule(**settings | changes)
+    if prepare:
+        data.prepare_data()
+        data.setup(stage)
+    found = getattr(data, loader)()
+    return next(iter(found[0] if isinstance(found, list) else found))
+
+
+@pytest.mark.parametrize(
+    ("stage", "loader"),
+    [("fit", "train"), ("fit", "val"), ("validate", "val"), ("predict", "predict")],
+)
+def test_data_alone_give_a_batch(own_folder, stage, loader):
+    x, y = first_batch(stage, f"{loader}_dataloader")
+    assert x.shape == y.shape == (2, 8)
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"block_size": None}, r"data\.block_size is not set: set it"),
+        ({"block_size": 10**6}, r"fewer than a window of block_size \+ 1 = 1,000,001: lower"),
+        ({"prepare": False}, r"call prepare_data\(\) and setup\('fit'\) first"),
+    ],
+)
+def test_data_alone_name_what_is_missing(own_folder, changes, line):
+    with pytest.raises(UserError, match=line):
+        first_batch(**changes)
+
+
+TOKENS = torch.randint(16, (2, 9), generator=torch.Generator().manual_seed(1))
+LABELS = torch.where(torch.arange(9) < 6, TOKENS, -100)
+MASK = (torch.arange(9) < 6).long().expand(2, 9)
+
+
+def losses(batch) -> tuple[float, float]:
+    L.seed_everything(1)
+    module = GPTModule(CONFIG, schedule="constant")
+    trainer = stock(max_steps=1)
+    trainer.fit(module, loader(batch))
+    trained = float(trainer.callback_metrics["train/loss"])
+    found = trainer.predict(module, loader(batch))
+    assert found[0].shape == (2, 8)
+    (validated,) = trainer.validate(module, loader(batch), verbose=False)
+    return trained, validated["val/loss"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [TOKENS, [TOKENS], TOKENS.int(), {"input_ids": TOKENS, "labels": TOKENS}],
+    ids=["tensor", "list of one", "int32", "dict"],
+)
+def test_a_loader_of_ones_own_trains_as_pairs_do(batch):
+    assert losses(batch) == losses((TOKENS[:, :-1], TOKENS[:, 1:]))
+
+
+def test_labels_are_those_of_transformers():
+    named = {"input_ids": TOKENS, "labels": LABELS, "attention_mask": MASK}
+    assert losses(named) == losses((TOKENS[:, :-1], LABELS[:, 1:]))
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    short = {name: values[:, :8] for name, values in named.items()}
+    x, y = tokens_and_targets(short)
+    logits = theirs(x).logits.transpose(1, 2)
+    torch.testing.assert_close(theirs(**short).loss, nn.functional.cross_entropy(logits, y))
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (
+            (TOKENS, TOKENS, TOKENS),
+            "a batch is list of torch.int64 (2, 9), torch.int64 (2, 9), torch.int64 (2, 9);",
+        ),
+        ((TOKENS, TOKENS[:, 1:]), "a batch is list of torch.int64 (2, 9), torch.int64 (2, 8);"),
+        (TOKENS.float(), "a batch is Tensor of torch.float32 (2, 9);"),
+        (TOKENS[0], "a batch is Tensor of torch.int64 (9,);"),
+        (TOKENS[:, :1], "a batch is Tensor of torch.int64 (2, 1);"),
+        ({"input_ids": TOKENS}, "a batch is dict of input_ids;"),
+        ("text", "a batch is str of no tokens;"),
+        (
+            {"input_ids": TOKENS, "labels": TOKENS, "attention_mask": 1 - MASK},
+            "a batch is dict of input_ids, labels, attention_mask;",
+        ),
+    ],
+)
+def test_another_batch_is_one_line(batch, found):
+    with pytest.raises(UserError) as error:
+        stock().fit(GPTModule(CONFIG, schedule="constant"), loader(batch))
+    assert str(error.value).startswith(found)
+    assert "\n" not in str(error.value)
+
+
+class Measured(GPTModule):
+    def __init__(self, config, **settings):
+        super().__init__(config, **settings)
+        self.mean = torchmetrics.MeanMetric()
+        self.several = torchmetrics.MetricCollection({"own/low": torchmetrics.MinMetric()})
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss)
+        self.log("own/mean", self.mean)
+        return loss
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+        self.several(torch.tensor(3.0 + batch_idx))
+        self.log_dict(self.several)
+
+
+def test_metrics_of_torchmetrics_are_logged():
+    trainer = stock(max_steps=4)
+    trainer.fit(Measured(CONFIG, schedule="constant"), loader(TOKENS), loader(TOKENS))
+    found = trainer.callback_metrics
+    assert 0 < found["own/mean"] < 4
+    assert found["own/low"] == 3
+    assert found["val/loss"] > 0
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_an_evaluation_of_no_batch_is_an_error(own_folder, capsys, command):
+    key = f"trainer.limit_{command.replace('validate', 'val')}_batches"
+    assert main([command, "--data.text_file=text.txt", f"--{key}=0"]) == 2
+    assert f"{key} is 0, which leaves no batch: set it to 1 or more" in capsys.readouterr().err
