@@ -19,7 +19,10 @@ from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 # environment variables that PyTorch and Lightning read as numbers
-NUMBERS = ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+NUMBERS = (
+    *("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_LOCALID", "SLURM_PROCID", "SLURM_NTASKS"),
+)
 
 # PyTorch reads one of these variables; the user's wins
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -124,7 +127,8 @@ def check_environment() -> None:
     if os.name == "nt":
         raise UserError("Windows itself is not supported: use WSL")
     for name in NUMBERS:
-        if not re.fullmatch(r"\s*\d[\d,]*\s*|\s*", os.environ.get(name, "")):
+        digits = r"\s*\d[\d,]*\s*|\s*" if name == "OMP_NUM_THREADS" else r"\s*\d+\s*|"
+        if not re.fullmatch(digits, os.environ.get(name, "")):
             raise UserError(f"{name} is {os.environ.pop(name)!r}; expected a number: unset it")
 
 

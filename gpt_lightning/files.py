@@ -38,10 +38,13 @@ def new_path(option: str, name: str | None, suffix: str = "") -> Path:
     """Return the path of an option that names a new file or folder.
 
     Raises:
-        UserError: The option is missing, its path exists, or ends in another suffix.
+        UserError: The option is missing or an address, its path exists, or ends in another suffix.
     """
+    if name is not None and "://" in name:
+        raise UserError(f"{option} {name} is an address: give a local name, and upload that")
     if name is None or not name.endswith(suffix) or os.path.lexists(name):
-        wrong = "is missing" if name is None else f"{name} exists or has another suffix"
+        other = " or has another suffix" if suffix else ""
+        wrong = "is missing" if name is None else f"{name} exists{other}"
         kind = f"a new file such as new{suffix}" if suffix else "the name of a new file or folder"
         raise UserError(f"{option} {wrong}: give {kind}")
     return Path(name)
@@ -176,6 +179,7 @@ def numbered_folder(root: Path, prefix: str = "version_") -> Path:
 
     Raises:
         OSError: It cannot be made.
+        UserError: A link to nothing or a file has the name of a folder above it.
     """
     return next(numbered_folders(root, prefix))
 
@@ -188,7 +192,12 @@ def numbered_folders(root: Path, prefix: str = "version_") -> Iterator[Path]:
         folder = root / f"{prefix}{number}"
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # another process has made it
+        except FileExistsError as error:  # another process has made it
+            if not root.is_dir():
+                raise UserError(
+                    f"{error.filename} is a link to nothing, or a file: remove it, or choose "
+                    "another name"
+                ) from error
             continue
         yield folder
 

@@ -15,6 +15,7 @@ import filelock
 import pytest
 
 from gpt_lightning import files
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import locked, numbered_folder
 
 
@@ -120,3 +121,7 @@ def test_a_numbered_folder_is_made_when_it_is_chosen(tmp_path: Path) -> None:
     assert all(folder.is_dir() for folder in made)
     assert numbered_folder(root, "a[b]_") == root / "a[b]_0"
     assert numbered_folder(root, "a[b]_") == root / "a[b]_1"
+    (tmp_path / "link").symlink_to("nowhere")
+    for folder in ("link", "link/tiny"):
+        with pytest.raises(UserError, match="link is a link to nothing, or a file: remove it"):
+            numbered_folder(tmp_path / folder)

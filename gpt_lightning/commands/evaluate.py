@@ -7,6 +7,9 @@ from typing import Any, Literal
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import new_path
+
+RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 
 
 def evaluate(
@@ -40,7 +43,7 @@ def evaluate(
         batch_size: Texts per batch and process.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is faster and changes the last digits.
-        out: JSON file for all numbers and the results of each item.
+        out: JSON file for all numbers and the results of each item; it replaces one.
         network: Network of one's own with these weights (also --model.network), such as
             my_package.MyGPT; null: that of the run's config.yaml.
     """
@@ -54,11 +57,19 @@ def evaluate(
     names = task_names(tasks)
     if (text is None) == ("perplexity" in names):
         raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
+    if out is not None and not (out.endswith(".json") and Path(out).is_file()):
+        new_path("--out", out)  # checked before the model is read
+    world = int(os.environ.get("WORLD_SIZE") or 1)
+    if world > 1 and (missing := [name for name in RENDEZVOUS if not os.environ.get(name)]):
+        raise UserError(
+            f"WORLD_SIZE is {world}, and {missing[0]} is not set: unset WORLD_SIZE, or start it "
+            f"with `torchrun --nproc_per_node {world} -m gpt_lightning eval ...`"
+        )
     source, model, tokenizer, kind = open_model(path, device, network)
     rank = int(os.environ.get("LOCAL_RANK") or 0)
     model.to(torch.device(kind, rank) if kind == "cuda" else kind)
     scorer = Scorer(model, tokenizer, batch_size, DTYPES[dtype].cast)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # torchrun sets it
+    if world > 1:
         torch.distributed.init_process_group("gloo")
     report(todo, f"{source}, {dtype} on {kind}", model.config, Path(out) if out else None)

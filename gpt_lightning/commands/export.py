@@ -1,6 +1,7 @@
 """The commands `gpt-lightning export` and `import`: trained models in other formats and in ours."""
 
 import json
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ def export(source: str, to: str | None = None) -> None:
         with user_errors(f"cannot write {out}"):
             from safetensors.torch import save_file
 
-            save_file(theirs, folder / "new" / huggingface.FILES[0], metadata={"format": "pt"})
+            path = folder / "new" / huggingface.FILES[0]
+            save_file(theirs, path, metadata={"format": "pt"})  # its mode is 0600
+            shutil.copymode(folder / "new" / "config.json", path)
         if not move_into_place(folder, out, overwrite=False):
             raise UserError(f"--to {out} exists: give the name of a new folder")
     print(f"wrote       {out}: {', '.join(sorted([*files, huggingface.FILES[0]]))}")

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from gpt_lightning.files import Fields, explained, write_atomic
 
 MANIFEST = "manifest.json"
 VERSION = 1
+# settings in repair_hint
+HINTED = ("tokenizer", "val_fraction", "test_fraction", "text_field", "split_by", "shuffle")
 CHECK_READ = "check its permissions and the disk"
 GPT2_VOCAB_SIZE = 50257
 DTYPE = "uint16"  # all other programs have it
@@ -126,7 +129,12 @@ def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
         return "download the file again, or make it again with the program that made it"
-    return f"make it again: `gpt-lightning prepare SOURCE --out {folder} --overwrite true`"
+    options = ""
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):  # damaged
+        settings = json.loads((folder / MANIFEST).read_bytes())["settings"]
+        known = {key: settings[key] for key in HINTED if key in settings}
+        options = "".join(f" --{key} {shlex.quote(str(value))}" for key, value in known.items())
+    return f"make it again: `gpt-lightning prepare SOURCE{options} --out {folder} --overwrite true`"
 
 
 # ---- manifest.json -----------------------------------------------------------------------------

@@ -61,9 +61,15 @@ def generate(
         int64 (B, T + max_new_tokens), prompts included; fewer tokens if on_tokens has ended it.
 
     Raises:
-        UserError: temperature, top_k or top_p is out of bounds, or a logit is NaN or infinite.
+        UserError: max_new_tokens, temperature, top_k or top_p is out of bounds, the prompts are
+            empty, or a logit is NaN or infinite.
     """
     T, end = idx.size(1), idx.size(1) + max_new_tokens
+    if T < 1 or max_new_tokens < 0:
+        raise UserError(
+            f"idx has {T} tokens, max_new_tokens is {max_new_tokens}; expected at least 1 token, "
+            "and at least 0"
+        )
     with (
         torch.inference_mode(),
         torch.autocast(idx.device.type, enabled=False),

@@ -97,7 +97,7 @@ class Pretrained:
             Every key of `GPT(config).state_dict()`, in the source's precision. Some are views.
 
         Raises:
-            UserError: The weights are not those of a GPT-2, or not of config's shape.
+            UserError: The weights are not those of a GPT-2, not of config's shape, or not finite.
         """
         theirs, weights = self.shape(), dict(self.weights)
         if self.network is not None:
@@ -122,6 +122,12 @@ class Pretrained:
                 f"{self.source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or of a wrong "
                 "shape"
             )
+        for name, tensor in weights.items():
+            if not (tensor.is_floating_point() and tensor.isfinite().all()):
+                raise UserError(
+                    f"{self.source}: {name} has integers, NaN or infinity: copy it again, or give "
+                    "another checkpoint of it"
+                )
         return weights
 
     def model(self, **changes: Any) -> Any:

@@ -13,7 +13,7 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import Fields, write_atomic
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model import huggingface
@@ -128,7 +128,9 @@ def with_tokenizer(found: Pretrained, meta_files: list[Path]) -> Pretrained:
     if found.tokenizer is not None:
         return found
     fits = found.shape()["vocab_size"] in GPT2_VOCABULARIES
-    known = found.source in SIZES or huggingface.has_gpt2_tokens(Path(found.source))
+    path = Path(found.source)
+    folder = path if path.is_dir() else path.parent
+    known = found.source in SIZES or huggingface.has_gpt2_tokens(folder)
     spec = {"name": "gpt2"} if fits and known else None
     for meta in [] if spec else meta_files:
         if meta.exists():
@@ -207,19 +209,40 @@ def tokenizer_of(found: Pretrained) -> Tokenizer:
     return tokenizer
 
 
-def initial_weights(source: str, config: GPTConfig, network: Network | None = None) -> Weights:
+def initial_weights(
+    source: str,
+    config: GPTConfig,
+    network: Network | None = None,
+    tokenizer: Fields | None = None,
+) -> Weights:
     """Return the weights of `model.init_from` for `GPT(config).load_state_dict`, on the CPU.
 
     Args:
         source: Argument of `read_source`.
         config: Shape of the model to fill.
         network: Network of one's own to fill; None: GPT.
+        tokenizer: Spec of the data's tokenizer; None: it is not known.
 
     Raises:
-        UserError: As `read_source`, or the shapes differ.
+        UserError: As `read_source`, or the shapes or the tokens differ.
     """
-    if network is not None:
-        return read_source(source, network).weights
-    if source in SIZES:  # fails before a download of gigabytes
+    if network is None and source in SIZES:  # fails before a download of gigabytes
         check_shape(source, config, {key: getattr(SIZES[source], key) for key in SHAPE_KEYS})
-    return read_source(source, gpt_for="model.init_from").state_dict(config)
+    found = read_source(source, network, "model.init_from" if network is None else "")
+    check_tokens(found, tokenizer)
+    return found.state_dict(config) if network is None else found.weights
+
+
+def check_tokens(found: Pretrained, tokenizer: Fields | None) -> None:
+    """Raise a UserError if weights to train further are of other tokens than the data."""
+    theirs = found.tokenizer
+    if theirs is None or tokenizer is None or theirs == tokenizer:
+        return
+    name, ours = theirs["name"], tokenizer["name"]
+    fix = "set data.dataset to its own data"
+    if name != ours and "json" not in theirs:
+        fix = f"set data.tokenizer to {name}, or `prepare` a dataset with --tokenizer {name}"
+    raise UserError(
+        f"model.init_from {found.source} was trained on other tokens than the data's ({name} and "
+        f"{ours}, or another vocabulary of it): {fix}, or leave model.init_from out"
+    )

@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model.attention import NoKernelError
 from gpt_lightning.model.fast.compilation import attention_kernel, check_cuda_graphs
@@ -83,9 +84,15 @@ def check_device(config: GPTConfig, trainer: Trainer, device: str, compiled: boo
 
 
 def build_model(
-    config: GPTConfig, settings: Settings, init_from: str | None, network: Network | None = None
+    config: GPTConfig,
+    settings: Settings,
+    init_from: str | None,
+    network: Network | None = None,
+    tokenizer: Fields | None = None,
 ) -> Any:
     """Return a model with random weights or those of init_from, and with what is trained chosen.
+
+    `tokenizer` is the spec of the data's tokenizer; None: it is not known.
 
     Raises:
         UserError: The weights alone are larger than this machine's memory.
@@ -104,7 +111,7 @@ def build_model(
             from gpt_lightning.runs.sources import initial_weights
 
             with user_errors(f"model.init_from {init_from} does not fit {type(model).__name__}"):
-                model.load_state_dict(initial_weights(init_from, config, network))
+                model.load_state_dict(initial_weights(init_from, config, network, tokenizer))
         choose_trained(model, settings)
     return model
 

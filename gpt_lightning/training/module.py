@@ -103,13 +103,17 @@ class GPTModule(EvaluatedModule):
 
     def configure_model(self) -> None:
         trainer = self.attached_trainer
-        self.config = build.fit_to_data(self.config, token_data(trainer))
+        data = token_data(trainer)
+        self.config = build.fit_to_data(self.config, data)
         fitting = trainer is not None and steps.is_fitting(trainer)
         if trainer is not None and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
         if not hasattr(self, "model"):
-            self.model = build.build_model(self.config, self.settings, self.init_from, self.network)
+            tokens = data.tokenizer.spec() if data is not None and self.init_from else None
+            self.model = build.build_model(
+                self.config, self.settings, self.init_from, self.network, tokens
+            )
         if trainer is None:
             return  # load_from_checkpoint
         if fitting and self.network is not None:

@@ -110,6 +110,7 @@ def test_an_import_is_equal_and_a_second_export_too(bias):
     for source in ("again.ckpt", "hf"):
         assert main(["export", source, "--to", f"from {source}"]) == 0
         assert files(f"from {source}") == files("hf")
+    assert len({path.stat().st_mode for path in Path("hf").iterdir()}) == 1
 
 
 @pytest.mark.parametrize("name", ["char", "byte"])

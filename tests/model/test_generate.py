@@ -148,6 +148,12 @@ def test_python_has_the_bounds_of_the_command(model, how):
         generate(model, torch.tensor([[1]]), 1, **how)
 
 
+@pytest.mark.parametrize(("tokens", "new"), [(1, -1), (0, 1)])
+def test_lengths_have_bounds(model, tokens, new):
+    with pytest.raises(UserError, match=f"idx has {tokens} tokens, max_new_tokens is {new};"):
+        generate(model, torch.ones(1, tokens, dtype=torch.int64), new)
+
+
 def test_greedy_text_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     from gpt_lightning.model.huggingface import to_huggingface

@@ -10,7 +10,9 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.weights import Pretrained
 from gpt_lightning.runs.sources import (
+    check_tokens,
     initial_weights,
     load_model,
     read_source,
@@ -205,6 +207,15 @@ def test_a_damaged_checkpoint_of_nanogpt_is_named(key, tmp_path):
         read_source(path)
 
 
+@pytest.mark.parametrize("bad", [torch.tensor(torch.nan), torch.tensor(1)])
+def test_weights_that_are_integers_or_not_finite_are_refused(bad, theirs, tmp_path):
+    values = bad.expand(theirs.config.n_embd).clone()
+    theirs.transformer.ln_f.weight = torch.nn.Parameter(values, requires_grad=False)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"transformer\.ln_f\.weight has integers, NaN or infinity"):
+        read_source(tmp_path).model()
+
+
 def test_a_vocabulary_larger_than_the_model_is_refused(theirs, tmp_path):
     theirs.save_pretrained(tmp_path)
     found = dataclasses.replace(read_source(tmp_path), tokenizer={"name": "byte"})
@@ -221,5 +232,19 @@ def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
     content = vocab if form == "vocab.json" else {"model": {"vocab": vocab}}
     (tmp_path / form).write_text(json.dumps(content))
     assert read_source(tmp_path).tokenizer is None
+    assert read_source(tmp_path / "model.safetensors").tokenizer is None
     with pytest.raises(UserError, match="names no tokenizer"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fix"),
+    [({"name": "byte"}, "set data.tokenizer to char"), ({"name": "char"}, "set data.dataset to")],
+)
+def test_weights_to_train_further_are_of_the_tokens_of_the_data(spec, fix, tmp_path):
+    theirs = {"name": "char", "characters": "ab"}
+    found = Pretrained("there", {}, tokenizer=theirs)
+    check_tokens(found, None)
+    check_tokens(found, theirs)
+    with pytest.raises(UserError, match=f"model.init_from there was trained on other.*{fix}"):
+        check_tokens(found, spec | {"characters": "abc"})
