@@ -1,5 +1,7 @@
 """Pictures of results: losses, runs, and quantities of a sweep over a size."""
 
+import os
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from math import nan
@@ -16,6 +18,15 @@ from gpt_lightning.tables.rows import Row, Values
 DPI = 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
+# phases of a run, in every picture the same, and unlike the colors C0 to C9 of runs
+PHASES = {
+    "compile and warm-up": "dimgray",
+    "validation": "gold",
+    "samples": "plum",
+    "evaluation": "lightsalmon",
+    "checkpoint": "black",
+    "stall": "magenta",
+}
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
@@ -58,15 +69,17 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
 
     Args:
         paths: Files to write: .png, .svg or .pdf.
-        runs: Label -> curves of a run, as read_curves of runs/history.py returns them; a published
-            curve has neither `rate` nor `phases`.
+        runs: Run folder -> its curves, as read_curves of runs/history.py returns them. A published
+            curve has its name instead, and neither `rate` nor `phases`.
     """
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
     panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
     axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
     bars = axes["phases"]
-    kinds = sorted({name for run in runs.values() for name, *_ in run.get("phases", ())})
-    for i, (label, run) in enumerate(runs.items()):
+    found = {name for run in runs.values() for name, *_ in run.get("phases", ())}
+    kinds = [*(kind for kind in PHASES if kind in found), *sorted(found - PHASES.keys())]
+    labels = short_names(list(runs))
+    for i, (label, run) in enumerate(zip(labels, runs.values(), strict=True)):
         # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
         axes["step"].plot([], [], color=f"C{i % 10}", label=" " + label.replace("$", r"\$"))
         for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
@@ -78,28 +91,47 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
             x = {"step": step, "tokens": tokens / 1e6, "time": time / 60}
             for name, values in (x if key != "rate" else {"rate": x["time"]}).items():
                 axes[name].plot(values, value, **style)
-        for k, kind in enumerate(kinds):
+        for kind in kinds:
             phases = [phase[1:] for phase in run.get("phases", ()) if phase[0] == kind]
             spans = [(begin / 60, length / 60) for begin, length in phases]
-            look = {"color": f"C{(len(runs) + k) % 10}", "label": kind if not i else ""}
+            color = PHASES.get(kind, "lightgray")
+            look = {"color": color, "label": kind if not i else ""}
             bars.broken_barh(spans, (-i - 0.4, 0.8), **look)
     for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
         axes[name].set(xlabel=title, ylabel="loss (nats per token)")
+        axes[name].xaxis.set_major_locator(MaxNLocator(5))
     axes["time"].set(ylabel="loss (nats per token)")
     axes["rate"].set(ylabel="tokens/s", ylim=(0, None))
     bars.set_xlabel("wall time (minutes); bars: no training")
     bars.set_yticks(range(0, -len(runs), -1))
     for name in ("rate", "phases"):
         axes[name].sharex(axes["time"])
+    axes["time"].set_xlim(left=0)  # compilation precedes the first loss
     for panel in axes.values():
         panel.grid(alpha=0.3)
         panel.yaxis.set_major_formatter("{x:,.6g}")
     for i, tick in enumerate(bars.set_yticklabels(["■"] * len(runs))):
         tick.set_color(f"C{i % 10}")
-    figure.suptitle("thin: training loss; thick: validation loss; dashed: published")
+    dashed = "" if all("rate" in run for run in runs.values()) else "; dashed: published"
+    figure.suptitle(f"thin: training loss; thick: validation loss{dashed}")
     figure.legend(loc="outside lower center", fontsize="small")
     for path in paths:
         figure.savefig(path)
+
+
+def short_names(runs: Sequence[str]) -> list[str]:
+    """Return names of runs for a legend: as few of their last folders as keep them different.
+
+    `version_N` is left out where the names differ without it.
+    """
+    whole = [os.path.abspath(run).split("/") for run in runs]
+    short = [parts[: -1 if re.match(r"version_\d+$", parts[-1]) else None] for parts in whole]
+    for length in range(1, max(map(len, whole))):
+        for parts, n in ((short, length), (whole, length + 1)):
+            names = ["/".join(each[-n:]) for each in parts]
+            if len(set(names)) == len(runs):
+                return names
+    return list(runs)
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

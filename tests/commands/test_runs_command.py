@@ -145,7 +145,8 @@ def test_several_runs_phases_and_a_published_curve(logs, capsys):
     assert main(["plot", *runs, "--out", "new/picture", *references]) == 0
     assert Path("new/picture.png").exists()
     texts = texts_of(Path("new/picture.svg"))
-    for text in (*runs, *references[1::2], "stall", "wall time (minutes)"):
+    names = ("new/version_0", "new/version_1", *references[1::2])
+    for text in (*names, "stall", "wall time (minutes)"):
         assert text in texts
     assert main(["plot", "lightning_logs/new"]) == 0
     assert Path(runs[1], "curves.svg").exists()

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gpt_lightning.reproduce.runner import LossRow
-from gpt_lightning.tables.pictures import plot_losses, plot_rows, plot_runs
+from gpt_lightning.tables.pictures import PHASES, plot_losses, plot_rows, plot_runs, short_names
 
 
 def test_a_title_is_as_wide_as_the_picture_at_most(tmp_path, monkeypatch):
@@ -51,6 +52,7 @@ def test_one_point_is_seen_and_published_curves_are_dashed(tmp_path, monkeypatch
         assert lines(axes[panel]) == expected
     assert lines(axes["rate"]) == [("-", "")]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " theirs"]
+    assert figure.get_suptitle().endswith("; dashed: published")
 
 
 def test_any_name_of_a_folder_is_in_the_legend(tmp_path, monkeypatch):
@@ -67,9 +69,36 @@ def test_the_wall_time_is_in_minutes_and_phases_are_bars(tmp_path, monkeypatch):
     assert "wall time (minutes)" in axes["phases"].get_xlabel()
     assert axes["time"].lines[0].get_xdata()[-1] == 10.0
     bars = [box.get_paths()[0].get_extents() for box in axes["phases"].collections]
-    assert [(bar.x0, bar.width) for bar in bars] == [(0.0, 5.0), (5.0, 5.0)]
+    assert [(bar.x0, bar.width) for bar in bars] == [(5.0, 5.0), (0.0, 5.0)]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [" run", "stall", "validation"]
+    assert names == [" run", "validation", "stall"]
+    assert axes["time"].get_xlim()[0] == axes["phases"].get_xlim()[0] == 0.0
+    assert "dashed" not in figure.get_suptitle()
+
+
+def test_a_phase_has_one_color_that_is_no_run_s(tmp_path, monkeypatch):
+    colors = []
+    for n, kinds in enumerate(("stall", "validation"), start=1):
+        run = {"rate": [], "phases": [(kinds, 0.0, 1.0), ("checkpoint", 1.0, 1.0)]}
+        _, axes = drawn(monkeypatch, tmp_path, {f"run {i}": run for i in range(n)})
+        bars = {bar.get_label(): bar.get_facecolor() for bar in axes["phases"].collections}
+        colors.append(tuple(bars["checkpoint"][0]))
+    assert colors[0] == colors[1]
+    assert not {to_hex(color) for color in PHASES.values()} & {to_hex(f"C{i}") for i in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        ("logs/mine/version_0", "mine"),
+        ("logs/mine/version_0 /old/larger/version_3 llm.c", "mine larger llm.c"),
+        ("logs/mine/version_0 logs/mine/version_1", "mine/version_0 mine/version_1"),
+        ("a/x/version_0 b/x/version_0", "a/x b/x"),
+        ("/ /version_1", "/ /version_1"),
+    ],
+)
+def test_a_legend_has_no_more_of_a_path_than_it_needs(runs, names):
+    assert short_names(runs.split()) == names.split()
 
 
 # ---- sweeps --------------------------------------------------------------------------------------
