@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults mutants pages docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults mutants stubs pages docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -54,6 +54,9 @@ faults: $(DEV) ## Kill and damage real runs, print each case's result (more than
 
 mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the changes that tests see (an hour)
 	$(BIN)/python tests/mutants/run.py --page lightning_logs/mutants/results.md
+
+stubs: $(DEV) ## Write the types of keyword arguments from the settings (training/keywords.pyi)
+	$(BIN)/python tests/stubs.py
 
 pages: $(DEV) ## Measure the pages in benchmarks/ that take minutes, compare with the last time
 	$(BIN)/python benchmarks/pages.py

@@ -184,6 +184,8 @@ def checked(prefix: str) -> Callable[[type[T]], type[T]]:
         @functools.wraps(init)
         def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
             known = without_removed(kwargs, f"{prefix}.")
+            for name in known.keys() - signature.parameters.keys():
+                raise unknown_name(name, prefix, [*signature.parameters])
             given = signature.bind(*args, **known)
             given.apply_defaults()
             init(self, **check_arguments(kind, prefix, given.arguments))
@@ -192,6 +194,15 @@ def checked(prefix: str) -> Callable[[type[T]], type[T]]:
         return kind
 
     return decorate
+
+
+def unknown_name(name: str, prefix: str, names: list[str]) -> UserError:
+    """Return the error of a keyword argument that is none of some names below a key."""
+    from gpt_lightning.hints import HINTS, hint_at  # wrong arguments alone need it
+
+    keys = [*(f"{prefix}.{each}" for each in names), *HINTS["words"]]
+    hint = nearest(name, names) or hint_at(name, keys) or f"; expected one of {', '.join(names)}"
+    return UserError(f"unknown key '{prefix}.{name}'{hint}")
 
 
 def is_number(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """The public Python API: its names, the cost of importing it, `fit` and the example."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -8,11 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.callbacks import LambdaCallback
+from stubs import STUB, stub
 
 import gpt_lightning
 from gpt_lightning import FitResult, UserError, fit, load_model
 
 ROOT = Path(__file__).parents[1]
+CALLS = ROOT / "tests/typed_calls.py"
+LINES = CALLS.read_text().splitlines()
+WRONG = [i for i, line in enumerate(LINES, 1) if "# wrong" in line]
+PUBLIC = {name: getattr(gpt_lightning, name) for name in gpt_lightning.__all__}
 TINY = {
     "trainer.accelerator": "cpu",
     "trainer.max_steps": 20,
@@ -103,3 +109,39 @@ def test_fit_takes_configurations_by_name_and_path(text_file, tmp_path, monkeypa
 def test_a_mistake_is_a_user_error(args, message):
     with pytest.raises(UserError, match=message):
         fit(*args)
+
+
+def test_the_types_of_keyword_arguments_are_those_of_the_settings():
+    assert stub() == STUB.read_text(), "make stubs"
+
+
+@pytest.mark.slow  # 10 s
+def test_mypy_sees_the_wrong_calls_and_no_other():
+    command = [sys.executable, "-m", "mypy", "--strict", str(CALLS)]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert [int(line.split(":")[1]) for line in printed.splitlines() if ": error:" in line] == WRONG
+    assert len(WRONG) == 10
+
+
+@pytest.mark.parametrize("i", [i for i in WRONG if "GPTModule(" in LINES[i - 1]])
+def test_a_wrong_argument_is_one_line_that_names_it(i):
+    names = {**PUBLIC, "config": PUBLIC["GPTConfig"]()}
+    with pytest.raises(UserError, match=r"^[^\n]*model\.\w+[^\n]*(expected|did you mean)[^\n]*$"):
+        exec(LINES[i - 1], names)
+    assert PUBLIC["TokenDataModule"](text_file="a.txt", batch_size="4").batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("GPTModule(vocab_size=65)", "'model.vocab_size': did you mean 'model.config.vocab_size'?"),
+        ("GPTModule(batch_size=65)", "'model.batch_size': did you mean 'data.batch_size'?"),
+        ("GPTModule(65)", "model.config is 65; expected a GPTConfig"),
+        ("GPTConfig(n_layers=2)", "'model.config.n_layers': did you mean 'n_layer'?"),
+        ("TokenDataModule(path='a')", "'data.path': did you mean 'data.text_file'?"),
+        ("TokenDataModule(foo=1)", "'data.foo'; expected one of dataset, mixture, corpus, text_"),
+    ],
+)
+def test_an_unknown_argument_is_one_line_with_the_nearest(call, line):
+    with pytest.raises(UserError, match=re.escape(line)):
+        exec(call, PUBLIC)

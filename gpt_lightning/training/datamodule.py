@@ -5,7 +5,7 @@ import functools
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,6 +19,9 @@ from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.training import steps
+
+if TYPE_CHECKING:
+    from gpt_lightning.training.keywords import DataArguments
 
 DEFAULT_SEED = 1337
 
@@ -38,9 +41,9 @@ class TokenDataModule(LightningDataModule):
 
     trainer: Trainer  # set by the Trainer, before it calls a hook; None before that
 
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings: "Unpack[DataArguments]"):
         super().__init__()
-        self.settings = DataSettings(**settings)
+        self.settings = DataSettings(**settings)  # type: ignore[arg-type]  # lists too
         self._datasets: dict[str, TokenDataset] = {}  # address -> dataset, opened at first use
         self._reader: Reader | None = None
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import time
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import torch
 from jsonargparse.typing import register_type
@@ -27,6 +27,9 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import EvaluatedModule
+
+if TYPE_CHECKING:
+    from gpt_lightning.training.keywords import ModelArguments
 
 # jsonargparse would import the class of a dict with a class_path, while it parses
 register_type(Network, serializer=Network.settings, deserializer=Network.of)
@@ -71,16 +74,18 @@ class GPTModule(EvaluatedModule):
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
         init_from: str | None = None,
         network: Network | None = None,
-        **settings: Any,
+        **settings: "Unpack[ModelArguments]",
     ):
         super().__init__()
         # A checkpoint has the configuration as plain values: no class is imported.
         if isinstance(config, dict):
             config = GPTConfig(**config)
+        if not isinstance(config, GPTConfig):
+            raise UserError(f"model.config is {config!r}; expected a GPTConfig")
         self.config = config
         self.init_from = init_from
         self.network = Network.of(network)
-        self.settings = Settings(**settings)
+        self.settings = Settings(**settings)  # type: ignore[arg-type]  # lists too
         optimizers.load(self.settings)  # raises before anything is built
         self.micro_batches = 0
         self.stop_requested = False
