@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpt_lightning.errors import UserError
 
@@ -20,12 +20,17 @@ class LastingStream:
     The reader of a pipe goes away, a terminal is closed, or a disk is full. Then a warning is
     printed once on the other stream, later text is dropped, and the command continues.
 
+    A progress bar on a terminal begins its writes with a carriage return, and ends in no new line.
+    The bar is erased before other text is written, which would continue the bar's line.
+
     Args:
         name: Name of the stream in the warning.
         stream: Stream, with or without a file descriptor.
         prints_only: True for a command that does nothing but print. If the reader goes away, the
             command ends with exit code 0; another error is a UserError.
     """
+
+    bar: ClassVar[Any] = (None, 0)  # stream of the last write, and the width of the bar in it
 
     def __init__(self, name: str, stream: Any, prints_only: bool):
         self._name = name
@@ -36,6 +41,12 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        stream, width = LastingStream.bar
+        if text:
+            LastingStream.bar = (self, len(text.strip()) if text[0] == "\r" else 0)
+            if width and text[0].isprintable() and self.isatty() and stream.isatty():
+                stream.write(f"\r{' ' * width}\r")
+                stream.flush()
         try:
             self._stream.write(text)
         except UnicodeEncodeError as error:  # the terminal or file may have ASCII alone

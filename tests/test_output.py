@@ -3,12 +3,14 @@
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from tqdm import tqdm
 
 from gpt_lightning import cli, output
 from gpt_lightning.errors import UserError
@@ -63,6 +65,46 @@ def test_a_command_that_only_prints_ends_with_its_reader(monkeypatch):
         lasting_output(prints_only=True),
     ):
         print("usage")
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        """Return what a person sees: text after a carriage return is over the text before."""
+        seen = [""]
+        for text in re.split("([\r\n])", self.getvalue()):
+            if text == "\n":
+                seen.append("")
+            elif text != "\r":
+                seen[-1] = text + seen[-1][len(text) :]
+        return [line.rstrip() for line in seen]
+
+
+def test_other_text_is_in_no_line_of_a_progress_bar(monkeypatch):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with lasting_output():
+        bar = tqdm(total=2, file=sys.stdout, bar_format="step {n}/2", mininterval=0)
+        print("warning:", "a long line of text", file=sys.stderr)
+        bar.update()
+        print("short")
+        print()
+        bar.update()
+        bar.close()
+        print("the end")
+    assert screen.lines() == [
+        "warning: a long line of text",
+        "short",
+        "",
+        "step 2/2",
+        "the end",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(("rank", "line"), [("0", "error: interrupted\n"), ("1", "")])

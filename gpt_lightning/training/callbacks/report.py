@@ -29,6 +29,7 @@ from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
 LINE_S = 60.0  # longest time between two lines of training
 Facts = dict[str, str]  # name -> text of a line
+PASTED = ("sample", "look", "in browser")  # commands and an address: their lines are not broken
 METRICS = {
     "train/loss": "loss {:.4f}",
     "perf/step_ms": "{:.1f} ms/step",
@@ -45,8 +46,6 @@ class RunReport(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
-            logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
             print_facts(trainer, self._banner(trainer, pl_module))
 
@@ -80,6 +79,8 @@ class RunReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         self.trained = True
+        for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
+            logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
             schedule = unfinished_schedule(pl_module, total_steps(trainer))
             print_facts(trainer, {"schedule": schedule, "validation": none_due(trainer)})
@@ -92,7 +93,7 @@ class RunReport(Callback):
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print()
-            print_facts(trainer, self._summary(trainer, pl_module), wrap=False)  # commands
+            print_facts(trainer, self._summary(trainer, pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         split = "test" if trainer.testing else "val"
@@ -125,16 +126,17 @@ class RunReport(Callback):
         return facts
 
 
-def print_facts(trainer: Trainer, facts: Facts, wrap: bool = True) -> None:
-    """Print a line for each fact that is not empty, above the progress bar.
-
-    `wrap` breaks it at a terminal's width.
-    """
+def print_facts(trainer: Trainer, facts: Facts) -> None:
+    """Print each fact that is not empty, above the progress bar, in lines of a terminal's width."""
     bar = find_callback(trainer, StepProgress)
     write = print if bar is None else bar.print
-    width = shutil.get_terminal_size().columns if wrap and sys.stdout.isatty() else 10_000
-    for line in (f"{name:<11} {fact}" for name, fact in facts.items() if fact):
-        write(textwrap.fill(line, width, subsequent_indent=" " * 12))
+    lines = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
+    lines.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    lines.subsequent_indent = " " * 12
+    for name, fact in facts.items():
+        line = f"{name:<11} {fact}"
+        if fact:
+            write(line if name in PASTED else lines.fill(line))
     sys.stdout.flush()
 
 

@@ -3,7 +3,9 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tiny_fit import TINY_FIT
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.device import device_name
 from gpt_lightning.parsing import program
-from gpt_lightning.training.callbacks.report import run_hyperparameters
+from gpt_lightning.training.callbacks.report import print_facts, run_hyperparameters
 from gpt_lightning.training.fit import run_cli
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -37,6 +39,22 @@ def test_the_command_to_sample_works_as_it_is_printed(capsys):
     assert name == program()
     assert main([*arguments, "--max_new_tokens=3"]) == 0
     assert Path("lightning_logs/a run/version_0/config.yaml").is_file()
+
+
+def test_on_a_terminal_lines_are_broken_between_words_and_commands_not_at_all(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    trainer = SimpleNamespace(callbacks=[])
+    command = "gpt-lightning sample 'lightning_logs/a  run/version_0'"
+    speed = "1 tokens/s, MFU 35.2% of measured bf16 matrix-product peak"
+    print_facts(trainer, {"speed": speed, "sample": command, "look": ""})
+    expected = [
+        "speed       1 tokens/s, MFU 35.2% of",
+        "            measured bf16 matrix-product",
+        "            peak",
+        f"sample      {command}",
+    ]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_without_checkpoints_there_is_nothing_to_sample_from(capsys):
