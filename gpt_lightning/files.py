@@ -9,6 +9,7 @@ import itertools
 import os
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,18 @@ def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[
         if error.errno in (errno.EMFILE, errno.ENFILE):
             fix = "raise the limit of open files: `ulimit -n 4096`"
         raise UserError(f"cannot {action} {path}: {error.strerror or error}; {fix}") from error
+
+
+def check_regular(path: Path, fix: str) -> None:
+    """Check that a path is a regular file: reading a pipe or a device may never end.
+
+    Raises:
+        OSError: The path does not exist.
+        UserError: It is a folder, a pipe or a device.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
+        raise UserError(f"{path} is {kind}, not a file: {fix}")
 
 
 def new_path(option: str, name: str | None, suffix: str = "") -> Path:

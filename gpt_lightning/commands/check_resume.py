@@ -125,7 +125,7 @@ def finish(command: list[str]) -> None:
 
 def last_step(run: Path) -> int:
     """Return the highest step that has been logged; 0 if none."""
-    return max((row["step"] or 0 for row in read_rows(RunPaths(run).metrics)), default=0)
+    return max((row["step"] for row in read_rows(RunPaths(run).metrics)), default=0)
 
 
 # ---- comparison ----------------------------------------------------------------------------------

@@ -49,15 +49,13 @@ def checkpoint_files(path: Path) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    from gpt_lightning.runs.folders import RunPaths, run_folders
+    from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders, saved_checkpoints
 
     if path.exists() and not path.is_dir():
         return [path]
     runs = map(RunPaths, run_folders(path))
     files = [saved.path for run in runs for saved in reversed(run.saved())]
-    if not files:
-        raise UserError(f"{path}: no checkpoint there; give one, or a run folder with checkpoints/")
-    return files
+    return files or [s.path for s in reversed(saved_checkpoints(find_checkpoint(path).parent))]
 
 
 def verify(files: list[Path]) -> None:

@@ -4,22 +4,24 @@ import shutil
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained
+from gpt_lightning.files import Fields, explained, new_path
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.history import (
     COLUMNS,
     find_run,
     find_runs,
+    read_changes,
     read_curves,
-    read_settings,
     summarize,
 )
 
+# suffixes of pictures, and what stands in the first bytes of such a file
+PICTURES = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
@@ -40,6 +42,8 @@ def runs(
     if len(folders) > 1:
         return compare([find_run(address) for address in folders], json)
     root = Path(*folders or ["lightning_logs"])
+    if folders and not (folders[0] and root.is_dir()):
+        raise UserError(f"{folders[0]!r} is no folder: give one of runs, such as lightning_logs")
     found = [summarize(path, root) for path in find_runs(root)]
     if not found:
         raise UserError(f"no run in {root}: train one, `{program()} fit --config quickstart`")
@@ -51,7 +55,7 @@ def runs(
         and (fnmatch(row["run"], pattern) or fnmatch(row["run"].partition("/")[0], pattern))
     ]
     if json:
-        print(dumps(shown, indent=2))
+        print_json(shown)
     elif shown:
         titles = [column.get("title", name) for name, column in COLUMNS.items()]
         print_table([titles, *map(texts, shown)], list(COLUMNS.values()))
@@ -62,16 +66,22 @@ def runs(
 def compare(runs: list[Path], as_json: bool) -> None:
     """Print figures of runs side by side, and the settings that differ, and draw their curves."""
     rows = [summarize(path, Path()) for path in runs]
-    settings = [read_settings(path) for path in runs]
+    settings = [read_changes(path) for path in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
     differ = [key for key in keys if len({str(each.get(key)) for each in settings}) > 1]
     if as_json:
         for row, own in zip(rows, settings, strict=True):
             row["settings"] = {key: own.get(key) for key in differ}
-        return print(dumps(rows, indent=2))
+        return print_json(rows)
     lines = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
     print_table([*lines, *((key, *(str(own.get(key)) for own in settings)) for key in differ)])
     plot([str(path) for path in runs])
+
+
+def print_json(rows: list[Fields]) -> None:
+    """Print rows as JSON, with null for what it has no number for."""
+    plain = loads(dumps(rows, default=str), parse_constant=lambda word: None)
+    print(dumps(plain, indent=2))
 
 
 def texts(row: Fields) -> list[str]:
@@ -107,7 +117,8 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
 
     Args:
         runs: Run folders, or folders of runs, of which the newest run is taken.
-        out: Picture, .png, .svg or .pdf; without a suffix .png and .svg. null: in the first run.
+        out: Picture, .png, .svg or .pdf; without a suffix .png and .svg; or a folder. null: in the
+            first run. An earlier picture is replaced, and no other file.
         reference: Published curves to draw beside the runs, such as nanogpt-shakespeare-char.
             Repeat the option for several.
     """
@@ -115,16 +126,49 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
         raise UserError("missing runs; `gpt-lightning plot --help` lists the options")
     folders = [find_run(address) for address in runs]
     curves = {str(folder): read_curves(folder) for folder in folders}
+    if not any(run[key] for run in curves.values() for key in ("train", "train_eval", "val")):
+        raise UserError(f"{folders[0]}/metrics.jsonl has no loss yet: wait, or give another run")
     for name in reference or ():
         from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
 
         curves[name] = as_run(find_curve(name))
+    paths = picture_paths(out, folders)
     from gpt_lightning.tables.pictures import plot_runs  # matplotlib takes half a second
 
-    path = Path(out or folders[0] / ("compared" if len(folders) > 1 else "curves"))
-    given = path.suffix in (".png", ".svg", ".pdf")
-    paths = [path] if given else [Path(f"{path}{suffix}") for suffix in (".png", ".svg")]
-    with explained("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with explained("write", paths[0]):
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
         plot_runs(paths, curves)
     print(f"curves      {', '.join(map(str, paths))}")
+
+
+def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
+    """Return the files of a picture.
+
+    Args:
+        out: Value of --out.
+        folders: Runs in the picture.
+
+    Raises:
+        UserError: A file is there that is no picture of this kind, or `out` has another suffix.
+    """
+    path = folders[0] if out is None else Path(out)
+    if path.is_dir() or str(out).endswith("/"):
+        path /= "compared" if len(folders) > 1 else "curves"
+    elif not is_picture(path):
+        new_path("--out", out)
+    suffix = path.suffix.lower()
+    if suffix[1:].isalpha() and suffix not in PICTURES:
+        raise UserError(f"--out {out} ends in {path.suffix}: give {', '.join(PICTURES)}, or none")
+    paths = [path] if suffix in PICTURES else [Path(f"{path}{kind}") for kind in (".png", ".svg")]
+    for file in paths:
+        if not is_picture(file):
+            new_path("--out", str(file))
+    return paths
+
+
+def is_picture(path: Path) -> bool:
+    """Return whether a path is a picture of the kind that its name says, and no link."""
+    mark = PICTURES.get(path.suffix.lower())
+    if mark is None or path.is_symlink() or not path.is_file():
+        return False
+    return mark in path.read_bytes()[:1000]

@@ -28,7 +28,7 @@ from gpt_lightning.data.shards import (
 )
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
+from gpt_lightning.files import check_regular, explained
 from gpt_lightning.output import progress_bar
 
 
@@ -100,6 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder} is an address: copy the dataset to a folder, and give its path")
     with explained("read", path, "check its permissions"):
         if path.exists():
+            check_regular(path, repair_hint(folder))
             return Manifest.parse(path.read_bytes(), str(path))
     return detect_dataset(folder)
 

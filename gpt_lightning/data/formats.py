@@ -220,6 +220,8 @@ def mapped(path: Path, dtype: str, file_format: str, is_random: bool = False) ->
         OSError: The file cannot be read, which says nothing about its content.
         ShardError: The file is missing or holds something else.
     """
+    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+        raise ShardError("no regular file")
     try:
         with open(path, "rb", 0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -229,7 +231,7 @@ def mapped(path: Path, dtype: str, file_format: str, is_random: bool = False) ->
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if is_random:
                 content.madvise(mmap.MADV_RANDOM)
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise ShardError(error.strerror or str(error)) from error
     return np.frombuffer(content, header.dtype, offset=header.n_bytes)
 

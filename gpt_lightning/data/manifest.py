@@ -194,6 +194,7 @@ def detect_dataset(folder: Path) -> Manifest:
         raise UserError(f"{folder} is a file; give the folder of a dataset")
     with explained("read", folder, "check its permissions"):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    entries = [path for path in entries if path.is_file()]  # a pipe may never end
     sizes: Sizes = {path.name: path.stat().st_size for path in entries}
     names = list(filter(_match, sizes))
     if not names:

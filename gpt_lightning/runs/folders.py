@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-import stat
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pathlib import Path
 from gpt_lightning import files
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.parsing import program
+from gpt_lightning.parsing import program, shell_command
 
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
@@ -120,8 +120,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
 
     Args:
         path: A file, which is returned; a run folder, whose checkpoint of the lowest validation
-            loss is returned, else the newest; or a folder of runs `version_N`: the highest N that
-            has a checkpoint.
+            loss is returned, else the newest; or another path of `choose_run`.
         last: True to return the checkpoint of the highest step instead.
 
     Raises:
@@ -129,14 +128,38 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
     """
     if path.exists() and not path.is_dir():
         return path
-    for run in run_folders(path):
-        if saved := RunPaths(run).saved():
-            return (saved[0] if last else best_of(saved)).path
+    if (run := choose_run(path, RunPaths.saved)) is not None:
+        saved = run.saved()
+        return (saved[0] if last else best_of(saved)).path
     problem = "has no checkpoints/*.ckpt" if path.exists() else "does not exist"
+    fix = f"train one with `{program()} fit --config quickstart`"
+    if (path / "config.json").is_file():
+        problem = "is a model in Hugging Face's format and no run"
+        again = shell_command(["import", str(path), "--out", "new.ckpt"])
+        fix = f"make a checkpoint of it with `{again}`, or train it with fit --model.init_from"
     raise UserError(
         f"{path} {problem}: give a checkpoint or a run folder, such as lightning_logs/NAME, or "
-        f"train one with `{program()} fit --config quickstart`"
+        f"{fix}"
     )
+
+
+def choose_run(path: Path, fits: Callable[[RunPaths], object]) -> RunPaths | None:
+    """Return the run that a path means; None if there is none.
+
+    Args:
+        path: A run folder, or `checkpoints` in it; a folder of runs `version_N`: the highest N; or
+            a folder of such folders: the newest run, whose name is printed on standard error.
+        fits: Function from a run to a true value if it has what the caller needs.
+    """
+    near = run_folders(path.parent if path.name == "checkpoints" else path)
+    far = [*path.glob("*/version_*/run.json"), *path.glob("lightning_logs/*/version_*/run.json")]
+    far.sort(key=os.path.getmtime, reverse=True)  # nothing writes the file again
+    for run in [*near, *(file.parent for file in far)]:
+        if fits(RunPaths(run)):
+            if run not in near:
+                print(f"run         {run}, the newest in {path}", file=sys.stderr)
+            return RunPaths(run)
+    return None
 
 
 def run_id(run: Path) -> str | None:
@@ -336,13 +359,10 @@ def checked_sha256(path: Path, *expected: str) -> str:
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path is a regular file: reading a pipe or a device may never end.
+    """Check that a checkpoint is a regular file.
 
     Raises:
         UserError: The path does not exist, or is a folder, a pipe or a device.
     """
     with explained("read", path, FIX):
-        mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
-        raise UserError(f"{path} is {kind}, not a checkpoint: give a file, or a run folder")
+        files.check_regular(path, "give a checkpoint, or a run folder")

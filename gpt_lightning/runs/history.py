@@ -17,14 +17,17 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.files import Fields, explained, is_held, yaml_beside
-from gpt_lightning.runs.folders import RunPaths, lock_folder, run_folders
+from gpt_lightning.files import Fields, check_regular, explained, is_held, yaml_beside
+from gpt_lightning.parsing import read_config
+from gpt_lightning.runs.folders import RunPaths, choose_run, lock_folder
 
 COLUMNS: dict[str, dict[str, str]] = yaml_beside(__file__)
 NAMES = RunPaths(Path())
+# types of the values of rows and events, and keys that an event has; other values are numbers
+KINDS: Fields = dict.fromkeys(("event", "name", "state", "reason"), str)
+KINDS |= {"time": int | float, "seconds": int | float | dict, "settings": dict, "steps": int}
+NEEDED = {"begin": "steps", "settings": "settings", "phase": "name seconds", "end": "state reason"}
 TAKE: Fields = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
 
 
@@ -35,10 +38,10 @@ class Timeline:
     """Events of a session in the run's `timeline.jsonl`, one JSON object a line.
 
     Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
-    steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
-    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. The
-    run's lock is held while the session lives, so that one without an end is known to run or to be
-    killed.
+    steps of the whole run, or 0; `settings` with all `settings` of the session; `phase` with `name`
+    and `seconds`, at the end of each time that is no training, and for a stall; `end` with `state`,
+    `reason`, and `seconds` by phase. The run's lock is held while the session lives, so that one
+    without an end is known to run or to be killed.
 
     Args:
         folder: Run folder.
@@ -112,52 +115,102 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def find_run(address: str) -> Path:
-    """Return a run folder, or the newest run in a folder of runs `version_N`.
+    """Return the folder of the run that `choose_run` finds.
 
     Raises:
         UserError: There is no run with logged metrics.
     """
-    for run in run_folders(Path(address)):
-        if RunPaths(run).metrics.is_file():
-            return run
-    raise UserError(f"{address} has no {NAMES.metrics}: give a run folder, lightning_logs/NAME")
+    found = choose_run(Path(address), lambda run: run.metrics.exists()) if address else None
+    if found is None:
+        what = address or "''"
+        raise UserError(f"{what} has no {NAMES.metrics}: give a run folder, lightning_logs/NAME")
+    return found.run
 
 
-def read_rows(path: Path) -> list[Fields]:
+def read_rows(path: Path, needed: tuple[str, ...] = ("time",)) -> list[Fields]:
     """Return the objects in a file of JSON lines; none if it is missing.
 
     An incomplete last line is left out, as the run may go on.
 
+    Args:
+        path: Metrics file or timeline of a run.
+        needed: Keys that all lines have, beside `step`.
+
     Raises:
-        UserError: A line is no JSON object.
+        UserError: A line is no JSON object, or has not the keys and types of `checked_row`; or the
+            file is a folder or a pipe.
     """
+    if not path.exists():
+        return []
+    check_regular(path, "restore the file, or move it away")
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(True) if path.exists() else (), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(True), 1):
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+            rows.append(checked_row(json.loads(line, parse_constant=lambda word: None), needed))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if line.endswith(b"\n"):
-                raise UserError(f"{path}, line {number} is no JSON object: remove it") from error
+                raise UserError(
+                    f"{path}, line {number} is damaged ({reason_of(error)}): remove that line"
+                ) from error
     return rows
 
 
+def checked_row(row: Any, needed: tuple[str, ...]) -> Fields:
+    """Return a row of a metrics file or of a timeline.
+
+    Args:
+        row: Value of a line.
+        needed: Keys that all lines have.
+
+    Raises:
+        TypeError, KeyError, ValueError: It is no object, or a key is missing or of another type.
+    """
+    row = dict(row)
+    row["step"] = row["step"] or 0  # a logger may have been called without one
+    for key in [*needed, *NEEDED.get(str(row.get("event")), "").split(), *row]:
+        if not isinstance(row[key], KINDS.get(key, int | float | None)):
+            raise ValueError(f"{key} is {row[key]!r}"[:80])
+    return row
+
+
 def read_settings(run: Path) -> Fields:
-    """Return the settings in a run's config.yaml by key, such as model.learning_rate."""
-    path, loader = RunPaths(run).config, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    settings = yaml.load(path.read_bytes(), loader) if path.exists() else {}
+    """Return the settings in a run's config.yaml by key, such as model.learning_rate.
 
-    def flat(value: Any, prefix: str) -> Fields:
-        if not isinstance(value, dict):
-            return {prefix[:-1]: value}
-        return {k: v for name in value for k, v in flat(value[name], f"{prefix}{name}.").items()}
+    Raises:
+        UserError: The file is no YAML, or has no keys.
+    """
+    path = RunPaths(run).config
+    return flat(read_config(path)) if path.exists() else {}
 
-    return flat(settings, "")
+
+def flat(settings: Any, prefix: str = "") -> Fields:
+    """Return the values of nested settings by key, with dots."""
+    if not isinstance(settings, dict):
+        return {prefix[:-1]: settings}
+    return {k: v for name in settings for k, v in flat(settings[name], f"{prefix}{name}.").items()}
+
+
+def read_changes(run: Path) -> Fields:
+    """Return the settings of a run; `0.008 -> 0.004 at step 280` for what a resume has changed.
+
+    Raises:
+        UserError: config.yaml or timeline.jsonl is damaged.
+    """
+    sessions = [(0, read_settings(run))]
+    events = [event for event in read_events(run) if event["event"] == "settings"]
+    sessions = [(event["step"], flat(event["settings"])) for event in events] or sessions
+    words, last = sessions[0][1], sessions[0][1]
+    for step, settings in sessions[1:]:
+        changed = {key for key in settings if key in last and settings[key] != last[key]}
+        texts = {key: f"{words[key]} -> {settings[key]} at step {step}" for key in changed}
+        words, last = settings | words | texts, settings
+    return words
 
 
 def read_events(run: Path) -> list[Fields]:
     """Return the events of a run, without those of steps that a resume has taken back."""
     kept: list[Fields] = []
-    for event in read_rows(RunPaths(run).timeline):
+    for event in read_rows(RunPaths(run).timeline, ("time", "event")):
         if event["event"] == "begin":
             kept = [row for row in kept if row["step"] <= event["step"]]
         kept.append(event)
@@ -199,7 +252,7 @@ def figures(run: Path) -> Fields:
     total = begins[-1]["steps"] if begins else read_settings(run).get("trainer.max_steps") or 0
     ends = [*events, *rows[:1], *rows[-1:]]
     saved = RunPaths(run).saved()[:1]
-    steps = max([row["step"] or 0 for row in ends] + [file.step for file in saved], default=0)
+    steps = max([row["step"] for row in ends] + [file.step for file in saved], default=0)
     found = {"steps": steps, "max_steps": total if total > 0 else None}
     found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
     for name, column in COLUMNS.items():

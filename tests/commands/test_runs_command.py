@@ -1,6 +1,7 @@
 """`gpt-lightning runs` and `plot`: what they print and draw."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -58,7 +59,7 @@ def test_the_list_is_sorted_by_the_time_of_the_start(logs, capsys):
     assert lines[2].split()[:7] == expected
     assert lines[2].split()[-3:] == ["25.0%", "300,000", "0.0"]
     assert lines[2].startswith("new/version_0  finished      3   3    1.5000    12,345  1970")
-    assert any(line.startswith("bad/version_0") and "line 1 is no JSON" in line for line in lines)
+    assert any(line.startswith("bad/version_0") and "line 1 is damaged" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,20 @@ def test_the_list_is_sorted_by_the_time_of_the_start(logs, capsys):
 )
 def test_filters(logs, capsys, options, names):
     assert [run["run"] for run in json.loads(printed(capsys, "--json", *options))] == names
+
+
+@pytest.mark.parametrize("folder", ["", "text", "s3://bucket/runs"])
+def test_runs_are_listed_in_a_folder_alone(logs, capsys, folder):
+    Path("text").touch()
+    assert main(["runs", folder]) == 2
+    assert f"{folder!r} is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"a: [1, {\n", b"\xff\xfe\x00\x01", b"[1, 2]"])
+def test_a_damaged_configuration_of_a_compared_run_is_named(logs, capsys, content):
+    (logs / "new/version_1/config.yaml").write_bytes(content)
+    assert main(["runs", "lightning_logs/new/version_0", "lightning_logs/new/version_1"]) == 2
+    assert "lightning_logs/new/version_1/config.yaml" in capsys.readouterr().err
 
 
 def test_a_name_may_have_brackets(logs, capsys):
@@ -106,7 +121,12 @@ def test_two_runs_are_compared(logs, capsys):
     assert ["model.learning_rate", "0.1", "0.2"] in lines
     assert not any(line[0] in ("model.bias", "trainer.max_steps", "reason") for line in lines)
     assert lines[-1][1:] == [f"{both[0]}/compared.png,", f"{both[0]}/compared.svg"]
-    settings = [run["settings"] for run in json.loads(printed(capsys, *both, "--json"))]
+    text = (logs / "new/version_0/config.yaml").read_text()
+    (logs / "new/version_0/config.yaml").write_text(text + "infinite: .inf\n")
+    printed_json = printed(capsys, *both, "--json")
+    assert '"infinite": null' in printed_json
+    settings = [run["settings"] for run in json.loads(printed_json)]
+    assert [each.pop("infinite") for each in settings] == [None, None]
     assert settings == [{"model.learning_rate": 0.1}, {"model.learning_rate": 0.2}]
 
 
@@ -135,6 +155,9 @@ def test_any_run_can_be_drawn(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_several_runs_phases_and_a_published_curve(logs, capsys):
+    for name in ("new/version_0", "new/version_1"):
+        (logs / name / "run.json").write_text("{}")
+    os.utime(logs / "new/version_1/run.json", (0, 0))
     begin = {"time": 40 * DAY, "event": "begin", "step": 0, "steps": 3}
     phase = {"time": 40 * DAY + 300, "event": "phase", "step": 3, "name": "stall", "seconds": 2.0}
     rows = [begin, phase]
@@ -150,8 +173,14 @@ def test_several_runs_phases_and_a_published_curve(logs, capsys):
         assert text in texts
     assert main(["plot", "lightning_logs/new"]) == 0
     assert Path(runs[1], "curves.svg").exists()
-    assert main(["plot", *runs, "--out", "one.svg"]) == 0
+    for _ in range(2):  # an earlier picture is replaced
+        assert main(["plot", *runs, "--out", "one.SVG"]) == 0
     assert not Path("one.png").exists()
+    assert main(["plot", "lightning_logs", "--out", "new"]) == 0
+    assert capsys.readouterr().err.startswith(
+        "run         lightning_logs/new/version_0, the newest"
+    )
+    assert Path("new/curves.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -160,9 +189,20 @@ def test_several_runs_phases_and_a_published_curve(logs, capsys):
         (["nowhere"], "nowhere"),
         (["lightning_logs/new", "--reference=nanogpt"], "nanogpt-shakespeare-char"),
         (["lightning_logs/bad"], "metrics.jsonl, line 1"),
+        (["lightning_logs/zoé"], "metrics.jsonl has no loss"),
+        (["lightning_logs/new", "--out=a.jpg"], ".jpg"),
+        (["lightning_logs/new", "--out=s3://b/a.png"], "s3://b/a.png"),
+        (["lightning_logs/new", "--out=/dev/full"], "/dev/full exists"),
+        (["lightning_logs/new", "--out=mine.png"], "mine.png exists"),
+        (["lightning_logs/new", "--out=mine"], "mine.png exists"),
+        (["lightning_logs/new", "--out=link.svg"], "link.svg exists"),
         (["lightning_logs/new", "--out=lightning_logs/new/version_0/config.yaml/a"], "write"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error(logs, capsys, options, words):
+    Path("mine.png").write_text("mine")
+    Path("link.svg").symlink_to("mine.svg")
     assert main(["plot", *options]) == 2
     assert words in capsys.readouterr().err
+    assert Path("mine.png").read_text() == "mine"
+    assert not Path("mine.svg").exists()

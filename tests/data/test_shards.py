@@ -98,6 +98,7 @@ class Marker:
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "No such file"),
+    "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
     "odd truncation": (truncate(1), "found"),
     "empty": (lambda path: path.write_bytes(b""), "found"),
     "grown": (lambda path: path.write_bytes(path.read_bytes() + b"00"), "bytes for"),

@@ -1,5 +1,6 @@
 """Names of checkpoints, the file that is chosen, and what a file of an older schema means."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,21 @@ def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
         find_checkpoint(tmp_path / "version_10")
     with pytest.raises(UserError, match="nowhere does not exist"):
         find_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "other/config.json").touch()
+    with pytest.raises(UserError, match=r"other --out new\.ckpt"):
+        find_checkpoint(tmp_path / "other")
+
+
+def test_the_newest_run_below_a_folder_is_named_and_taken(tmp_path, capsys):
+    for time, name in enumerate(("b", "a")):
+        run = run_of(tmp_path / f"lightning_logs/{name}/version_0", f"step-000000{time}.ckpt")
+        (run / "run.json").touch()
+        os.utime(run / "run.json", (time, time))
+    for folder in (tmp_path, tmp_path / "lightning_logs"):
+        assert find_checkpoint(folder).parents[1] == run
+        assert f"{run}, the newest in {folder}" in capsys.readouterr().err
+    assert find_checkpoint(run / "checkpoints") == find_checkpoint(run)
+    assert not capsys.readouterr().err
 
 
 def test_a_run_has_the_identity_in_its_folder(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from gpt_lightning.runs.history import (
     Timeline,
     find_run,
     find_runs,
+    read_changes,
     read_curves,
     read_events,
     read_rows,
@@ -116,14 +118,46 @@ def test_a_copy_of_a_run_that_may_go_on_elsewhere_has_no_known_state(run):
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timeline.jsonl"])
 @pytest.mark.parametrize(
-    "line", ["garbage\n", "[1]\n", '{"event": 3}\n', "\xff\n", '{"step": 9, "time": "noon"}\n']
+    "line",
+    [
+        *("garbage\n", "[1]\n", '{"event": 3}\n', "\xff\n", '{"step": 9, "time": "noon"}\n'),
+        *('{"step": 9}\n', '{"time": 3, "event": "phase"}\n', "[" * 9999 + "\n"),
+        *('{"step": [9], "time": 3, "event": "end"}\n', '{"step": 9, "time": 3, "x": "much"}\n'),
+        '{"step": 9, "time": 3, "event": "phase", "name": "stall"}\n',
+    ],
 )
 def test_a_damaged_run_is_a_row(run, file, line):
     with (run / file).open("a", encoding="latin-1") as stream:
         stream.write(line)
     found = summarize(run, run.parent)
     assert (found["run"], found["state"]) == ("version_0", "damaged")
-    assert found["reason"]
+    number = len((run / file).read_bytes().splitlines())
+    with pytest.raises(UserError, match=rf"{file}, line {number} .*remove that line"):
+        read_curves(run)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "timeline.jsonl", "config.yaml"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, file):
+    (run / file).unlink(missing_ok=True)
+    os.mkfifo(run / file)
+    assert summarize(run, run.parent)["state"] == "damaged"
+    with pytest.raises(UserError, match=rf"{file}.* (a pipe|no file)"):
+        (read_curves if file[-1] == "l" and file[0] != "c" else read_changes)(run)
+
+
+def test_the_settings_of_a_run_say_what_a_resume_has_changed(run):
+    first, second = ({"trainer": {"max_steps": n}, "model": {"a": 1 / n}} for n in (20, 40))
+    sessions = [(0, first), (10, second), (10, first), (5, second), (5, second)]
+    rows = [event("settings", 100.0, step, settings=settings) for step, settings in sessions]
+    begins = [event("begin", 100.0, step, steps=20) for step, _ in sessions]
+    lines = [row for pair in zip(begins, rows, strict=True) for row in pair]
+    write_lines(run / "timeline.jsonl", lines[:4])
+    words = {"trainer.max_steps": "20 -> 40 at step 10", "model.a": "0.05 -> 0.025 at step 10"}
+    assert read_changes(run) == words
+    write_lines(run / "timeline.jsonl", lines)  # the changes at step 10 are taken back
+    assert read_changes(run)["trainer.max_steps"] == "20 -> 40 at step 5"
+    (run / "timeline.jsonl").unlink()
+    assert read_changes(run) == {"trainer.max_steps": 20, "model.a": 1}
 
 
 def test_a_file_that_a_run_deletes_meanwhile_is_left_out(run, monkeypatch):
