@@ -21,6 +21,7 @@ from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
+HPARAMS_EVENTS = "events.out.tfevents.0.hparams"
 # logger.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
 _TABLES: Any = yaml_beside(__file__)
 CHARTS: dict[str, Fields] = _TABLES["charts"]
@@ -184,7 +185,9 @@ class RunEvents(TensorBoardLogger):
         )
         self._run, self._begun = run, False
         self._resumed = None if step is None else (step, run.resume_rows)
-        self._found = set() if step is None else set(run.folder.glob(EVENTS))
+        self._found: set[Path] = set()  # files to keep if the resume does nothing
+        if step is not None:
+            self._found = {*run.folder.glob(EVENTS), run.folder / HPARAMS_EVENTS}
         self._texts = dict(DESCRIPTIONS)  # descriptions of curves without a point
         run.on_sync = self.flush
 
@@ -196,17 +199,21 @@ class RunEvents(TensorBoardLogger):
     def version(self) -> str:
         return Path(self.log_dir).name
 
+    @property
+    def experiment(self) -> Any:
+        writer, resumed, self._resumed = super().experiment, self._resumed, None
+        if resumed is not None and is_rank_zero():
+            # the writer makes TensorBoard drop all points with an x above the resumed step
+            for line in rows_until(RunPaths(self._run.folder).metrics, *resumed):
+                self._write_over_tokens(json.loads(line))
+        return writer
+
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         with explained("write", self.log_dir):
             if self.experiment.file_writer is None or not self._begun:  # the end of a fit closes it
                 self.experiment.add_custom_scalars(CHARTS)
-            if not self._begun:
                 self._begun = True
-                if self._resumed is not None:
-                    # a resume makes TensorBoard drop all points with an x above its step
-                    for line in rows_until(RunPaths(self._run.folder).metrics, *self._resumed):
-                        self._write_over_tokens(json.loads(line))
             # a validation has the count of its step for loss_by_tokens alone
             left_out = "perf/tokens" if "val/loss" in metrics else None
             self._write({tag: y for tag, y in metrics.items() if tag != left_out}, step)
@@ -257,12 +264,14 @@ class RunEvents(TensorBoardLogger):
         """Write the hyperparameters so that TensorBoard compares runs by their curves.
 
         Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the
-        curves are enough.
+        curves are enough. TensorBoard shows those of the first file by name, so that a resume
+        replaces a file that precedes all others.
         """
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams  # imports TensorBoard
 
-        self.hparams.update(params)  # hparams.yaml has them
+        self.hparams.update(params)
         # a bool would be shown as a number
         scalars = {k: v if type(v) in (int, float) else str(v) for k, v in params.items()}
         experiment, start, _ = hparams(scalars, dict.fromkeys(_TABLES["metrics"], 0.0))
@@ -273,9 +282,16 @@ class RunEvents(TensorBoardLogger):
         for metric in columns.experiment.metric_infos:
             metric.description = DESCRIPTIONS[metric.name.tag]
         plugin.content = columns.SerializeToString()
-        writer = self.experiment.file_writer
-        writer.add_summary(experiment)
-        writer.add_summary(start)
+        folder = Path(self.log_dir)
+        with explained("write to", folder):
+            (folder / HPARAMS).unlink(missing_ok=True)
+            self.flush()  # writes HPARAMS
+            writer = FileWriter(folder, filename_suffix=".hparams")
+            writer.add_summary(experiment)
+            writer.add_summary(start)
+            writer.close()
+            for path in sorted(folder.glob("events.*.hparams")):  # the newest is the last one
+                path.replace(folder / HPARAMS_EVENTS)
 
 
 def continue_logger(logger: Logger, resume_step: int | None) -> None:

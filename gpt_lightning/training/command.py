@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
+import yaml
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -31,6 +32,7 @@ from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
+from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
@@ -47,7 +49,8 @@ class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
 class SaveConfig(SaveConfigCallback):
     """Write config.yaml when the work begins, so that a command with an error leaves no folder.
 
-    TensorBoard gets the settings of each session of training, too, with its command and commit.
+    timeline.jsonl gets the settings of each session of training too, and TensorBoard gets them with
+    the session's command and commit.
     """
 
     def __init__(self, *args: Any, argv: list[str], **kwargs: Any):
@@ -72,6 +75,10 @@ class SaveConfig(SaveConfigCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_test_start(trainer, pl_module)
+        speed = steps.find_callback(trainer, SpeedMonitor)
+        if speed is not None and speed.timeline is not None:
+            settings = yaml.safe_load(self.text)
+            speed.timeline.write("settings", trainer.global_step, settings=settings)
         if trainer.is_global_zero:
             head = f"# {parsing.shell_command(self.argv)}\n# gpt_lightning {version()}\n"
             write_text(trainer, "run/config", head + self.text)

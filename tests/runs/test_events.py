@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import (
@@ -71,6 +72,28 @@ def test_a_resumed_run_has_each_point_once_over_steps_and_over_tokens(runs, resu
     lines = RunPaths(folder).metrics.read_text().splitlines()[: 2 * resumed_at : 2]
     times = [point.wall_time for point in loaded(folder).Scalars(OVER_TOKENS["train/loss"])]
     assert times[:resumed_at] == [json.loads(line)["time"] for line in lines]
+
+
+def test_a_session_that_ends_before_its_first_row_leaves_all_points(runs):
+    session(runs, 1, 3)
+    folder = session(runs, 1, 0, resume_step=3, resume_rows=6)
+    assert points(folder, OVER_TOKENS["train/loss"]) == [
+        (100 * step, pytest.approx(1 / step)) for step in (1, 2, 3)
+    ]
+
+
+def test_a_resume_replaces_the_hyperparameters(runs):
+    for session_number, rate in enumerate((0.008, 0.004)):
+        folder = runs / "version_0" if session_number else None
+        run = RunLogger(runs, folder=folder, resume_step=session_number or None)
+        events = RunEvents(run)
+        events.log_hyperparams({"learning_rate": rate})
+        events.finalize("success")
+    metadata = loaded(run.folder).summary_metadata["_hparams_/session_start_info"]
+    start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
+    assert start.hparams["learning_rate"].number_value == 0.004
+    assert yaml.safe_load((run.folder / "hparams.yaml").read_text()) == {"learning_rate": 0.004}
+    assert len([*run.folder.glob("*hparams")]) == 1
 
 
 def test_rows_after_the_save_of_a_step_are_not_written_again(runs):

@@ -65,7 +65,7 @@ class SpeedMonitor(StepCallback):
         self.peak: Peak | None = None
         self.peak_line = ""
         self.tokens = 0  # all ranks and sessions of the run
-        self._timeline: Timeline | None = None
+        self.timeline: Timeline | None = None
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -98,14 +98,14 @@ class SpeedMonitor(StepCallback):
         self._waited = (0.0, self._step)
         self._enter(trainer, "start-up")  # a sanity check has ended
         if (logger := steps.run_logger(trainer)) is not None and trainer.is_global_zero:
-            self._timeline = Timeline(logger.folder)
-            self._timeline.write("begin", self._step, steps=steps.total_steps(trainer))
+            self.timeline = Timeline(logger.folder)
+            self.timeline.write("begin", self._step, steps=steps.total_steps(trainer))
             self.clock.on_end = self._note_phase
 
     def _note_phase(self, name: str, seconds: float) -> None:
         known = name in ("train", "start-up") or seconds < 5e-4  # begin is after the start-up
-        if self._timeline is not None and not known:
-            self._timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
+        if self.timeline is not None and not known:
+            self.timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end_timeline(trainer, steps.stop_reason(trainer) if trainer.should_stop else None)
@@ -117,7 +117,7 @@ class SpeedMonitor(StepCallback):
             self._end_timeline(trainer, exception)
 
     def _end_timeline(self, trainer: Trainer, reason: BaseException | str | None) -> None:
-        timeline, self._timeline = self._timeline, None
+        timeline, self.timeline = self.timeline, None
         if timeline is not None:
             seconds = {name: round(s, 3) for name, s in self.clock.seconds().items()}
             timeline.end(trainer.global_step, reason, seconds)
