@@ -204,6 +204,26 @@ def test_a_folder_of_code_that_was_chosen_stays(caches, monkeypatch):
     assert Path(folder_of_code()).parent == caches
 
 
+def test_the_compiled_header_of_loops_survives_an_emptied_temporary_folder(caches, monkeypatch):
+    pytorchs = caches.parents[1] / "torchinductor_user"
+    monkeypatch.setattr(compiled_code.tempfile, "tempdir", str(pytorchs.parent))
+    monkeypatch.setenv(VARIABLE, str(pytorchs))
+    header = pytorchs / "precompiled_headers" / "loops.h.gch"
+    with kept_code():
+        header.parent.mkdir(parents=True)
+        header.write_bytes(b"compiled")
+    shutil.rmtree(pytorchs)
+    with kept_code():
+        assert header.read_bytes() == b"compiled"
+    assert [path.name for path in pytorchs.iterdir()] == ["precompiled_headers"]
+
+
+def test_pytorchs_compiler_does_not_quote_a_path_with_a_space(caches, monkeypatch):
+    spaced = caches.parents[1] / "my caches"
+    monkeypatch.setattr(compiled_code.platformdirs, "user_cache_dir", lambda name: spaced / name)
+    assert folder_of_code() is None
+
+
 def test_a_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
     mount = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda path: mount)
