@@ -267,13 +267,13 @@ class HostCopy:
 
     def __init__(self) -> None:
         on_cuda = torch.cuda.is_available()
-        options = StagingOptions(
+        self._options = StagingOptions(
             use_pinned_memory=on_cuda,
             use_shared_memory=False,  # a file descriptor for each tensor
             use_async_staging=False,
             use_non_blocking_copy=on_cuda,
         )
-        self._stager = DefaultStager(options)
+        self._stager = DefaultStager(self._options)
 
     def __call__(self, checkpoint: Fields) -> Fields:
         """Return the copy, which is valid until the next call.
@@ -283,7 +283,11 @@ class HostCopy:
         """
         mapped(check_plain, checkpoint)
         try:
-            copied: Any = self._stager.stage(checkpoint)
+            try:
+                copied: Any = self._stager.stage(checkpoint)
+            except KeyError:  # torch 2.11 closes a stager after its first copy
+                self._stager = DefaultStager(self._options)
+                copied = self._stager.stage(checkpoint)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
