@@ -108,10 +108,10 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", "this GPU has no bfloat16"
     if kind != "cpu":
         return "32-true", f"nothing faster is known to be safe on {kind}"
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 has none
     if units := [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]:
         return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
-    return "32-true", "this CPU does not multiply bfloat16"
+    return "32-true", "PyTorch reports no bfloat16 units of this CPU"
 
 
 def resolve_precision(trainer: Any) -> None:

@@ -152,5 +152,6 @@ def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False
     if dtype == torch.bfloat16:
-        return any(map(torch.cpu.get_capabilities().get, ("avx512_bw", "bf16")))  # x86, ARM
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 has none
+        return any(map(capabilities.get, ("avx512_bw", "bf16")))  # x86, ARM
     return dtype == torch.float32
