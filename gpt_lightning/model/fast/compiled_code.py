@@ -67,7 +67,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 def code_folder() -> Path | None:
     """Return the user's folder of code for this processor and PyTorch; None if it can have none."""
-    capabilities = repr(sorted(torch.cpu.get_capabilities().items()))
+    capabilities = repr(sorted(getattr(torch.cpu, "get_capabilities", dict)().items()))
     processor = hashlib.sha256(f"{capabilities} {torch.__version__}".encode()).hexdigest()[:8]
     folder = Path(platformdirs.user_cache_dir("gpt-lightning")) / "compiled" / processor
     try:
