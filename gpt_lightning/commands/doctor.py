@@ -91,6 +91,7 @@ def private(text: str) -> str:
 def versions() -> Iterator[Line]:
     """Yield versions, processor, memory and best device."""
     yield from (("ok", *fact) for fact in device.machine_record(["doctor"]).items())
+    yield from (("note", "not tried", line) for line in device.untried_versions())
 
 
 def packages() -> Iterator[Line]:

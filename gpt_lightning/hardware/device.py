@@ -19,6 +19,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
 
 from gpt_lightning import __version__
 from gpt_lightning.files import yaml_beside
@@ -244,6 +245,25 @@ def version() -> str:
     # empty without git, and in a checkout of another user
     commit = output_of("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
     return f"{__version__} ({commit})" if commit else __version__
+
+
+def untried_versions() -> list[str]:
+    """Return versions of PyTorch, Lightning and Python that are not those of pyproject.toml."""
+    try:
+        facts = metadata.metadata("gpt-lightning")
+    except metadata.PackageNotFoundError:  # a folder on PYTHONPATH
+        return []
+    lines = []
+    for requirement in map(Requirement, facts.get_all("Requires-Dist", [])):
+        if requirement.name in ("torch", "lightning"):
+            found = metadata.version(requirement.name)
+            if not requirement.specifier.contains(found, prereleases=True):
+                lines.append(f"{requirement.name} {found} (tried: {requirement.specifier})")
+    python = ".".join(platform.python_version_tuple()[:2])
+    tried = [line.rpartition(" ")[2] for line in facts.get_all("Classifier", []) if "3." in line]
+    if python not in tried:
+        lines.append(f"Python {python} (tried: {', '.join(tried)})")
+    return lines
 
 
 def missing_names(loaded: bool = False) -> list[str]:

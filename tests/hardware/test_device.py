@@ -246,3 +246,11 @@ def test_a_gpu_is_named_with_its_memory_and_driver(monkeypatch):
     assert record["CPU"] == f"chip cpu of {os.cpu_count()}"
     monkeypatch.setattr(devices, "output_of", lambda *words: "")
     assert devices.machine_record([], torch.device("cuda"))["device"].endswith("driver unknown")
+
+
+def test_versions_that_were_not_tried_are_named(monkeypatch):
+    assert devices.untried_versions() == []
+    monkeypatch.setattr(devices.metadata, "version", {"torch": "2.9.1", "lightning": "2.7.0"}.get)
+    monkeypatch.setattr(devices.platform, "python_version_tuple", lambda: ("3", "99", "1"))
+    names = [line.partition(" (tried: ")[0] for line in devices.untried_versions()]
+    assert sorted(names) == ["Python 3.99", "lightning 2.7.0", "torch 2.9.1"]

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tqdm import tqdm
 
 from gpt_lightning.files import Fields
-from gpt_lightning.hardware.device import device_name, missing_names
+from gpt_lightning.hardware.device import device_name, missing_names, untried_versions
 from gpt_lightning.parsing import checked, program
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
@@ -74,6 +74,7 @@ class RunReport(Callback):
         }
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": "" if speed is None else speed.peak_line}
+        facts["not tried"] = ", ".join(untried_versions())
         return facts | {"missing": "; ".join(missing_names(loaded=True))}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
