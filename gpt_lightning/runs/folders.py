@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_lightning import files
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.files import explained
 from gpt_lightning.parsing import program, shell_command
 
@@ -172,10 +172,12 @@ def run_id(run: Path) -> str | None:
     if not path.exists():
         return None
     try:
+        files.check_regular(path, "it is a run's identity")
         return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}): restore it, or begin a new run with --ckpt_path"
+            f"{path} cannot be read ({reason_of(error)}): restore it, or begin a new run with "
+            "--ckpt_path"
         ) from error
 
 

@@ -6,6 +6,8 @@ restored: it raises where the result would silently be another run, and returns 
 setting that this command changes. docs/resume.md states what a resumed run guarantees.
 """
 
+import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
+from gpt_lightning.parsing import shell_command
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
 from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id
 
@@ -78,6 +81,7 @@ def newest_checkpoint(run: Path) -> Path | None:
         UserError: All checkpoints are damaged or of another run.
     """
     skipped: list[UserError] = []
+    run_id(run)  # raises for a damaged run.json
     for saved in RunPaths(run).saved():
         try:
             check_digest(saved.path)
@@ -92,7 +96,7 @@ def newest_checkpoint(run: Path) -> Path | None:
         first = str(skipped[0]).partition("; ")[0]
         raise UserError(
             f"no checkpoint in {run} is whole and of this run ({first}): restore one, or begin a "
-            "new run with --resume never"
+            f"new run, `{shell_command(['fit', '--config', str(RunPaths(run).config)])}`"
         ) from skipped[0]
     return None
 
@@ -105,8 +109,9 @@ def check_run(path: Path, run: Path) -> None:
     """
     theirs, ours = read_checkpoint(path, check=False).record.run_id, run_id(run)
     if theirs != ours:
+        why = f"{RunPaths(run).identity} is missing" if ours is None else f"not {ours}"
         raise UserError(
-            f"{path} is a checkpoint of run {theirs}, not {ours}: begin a run with --ckpt_path"
+            f"{path} is a checkpoint of run {theirs}, {why}: begin a run with --ckpt_path"
         )
 
 
@@ -160,9 +165,11 @@ def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
     differ = [f"{key} is {b[key]}, the checkpoint's {a[key]}" for key in a if a[key] != b[key]]
     if differ:
         cannot = "resume from" if fitting else "evaluate"
+        values = {key: a[key] for key in a if a[key] != b[key]}
+        options = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in values.items()]
         raise UserError(
-            f"cannot {cannot} the checkpoint: {'; '.join(differ)}: give the config.yaml of its run "
-            "as --config, or a checkpoint of this model"
+            f"cannot {cannot} the checkpoint: {'; '.join(differ)}: set {shlex.join(options)}, or "
+            "give a checkpoint of this model"
         )
 
 

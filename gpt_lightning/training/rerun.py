@@ -82,6 +82,12 @@ def with_run(argv: list[str]) -> list[str]:
         words.remove(found[0])  # the first one: another is an error
     rest = [word for word in words if word not in WORDS]
     if command == "resume":
+        for word in rest:
+            if word.startswith(("--resume=", "--run_name=")):
+                again = shell_command(["fit", "--config", str(path), word])
+                raise UserError(
+                    f"resume goes on in {run}, and {word} does not: leave it out, or type `{again}`"
+                )
         one = address.is_file() or WORDS[0] in words
         return ["fit", *options, f"--resume={chosen if one else run}", *rest]
     options += [f"--ckpt_path={chosen}", "--model.init_from=null"]  # the checkpoint has all weights

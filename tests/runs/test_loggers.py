@@ -15,6 +15,7 @@ from tensorboard.summary.writer import event_file_writer
 from tiny_fit import RUN, TINY_RUN, fit, logged_steps
 
 from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
 from gpt_lightning.runs.folders import claim_folder
 from gpt_lightning.runs.logger import RunLogger, continue_logger
 
@@ -165,3 +166,10 @@ def test_a_command_with_an_error_leaves_no_run_folder(name, capsys):
     wrong = ["--data.batch_size=100000000"]
     assert fit(4, with_logger(LOGGERS[name]), *wrong) == 2
     assert not Path("lightning_logs").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timeline.jsonl", "hparams.yaml"])
+def test_a_folder_in_place_of_a_file_is_refused_before_a_resume_changes_anything(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"{name} is a folder"):
+        RunLogger(tmp_path.parent, folder=tmp_path, resume_step=3)

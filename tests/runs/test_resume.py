@@ -188,6 +188,9 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_refused_by_name(capsys):
         Path(f"{path}.old{suffix}").rename(f"{path}{suffix}")
     assert fit(8, "--resume=auto") == 2
     assert f"no checkpoint in {RUN} is whole and of this run" in capsys.readouterr().err
+    (RUN / "run.json").unlink()
+    assert fit(8, "--resume=auto") == 2
+    assert f"{RUN}/run.json is missing" in capsys.readouterr().err
     assert fit(13, f"--ckpt_path={path}", "--run_name=third") == 0  # as the message says
 
 

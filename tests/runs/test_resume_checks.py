@@ -40,7 +40,9 @@ def test_another_shape_is_refused_with_both_values(key, fitting):
     other = not theirs if isinstance(theirs, bool) else theirs * 2
     changed = replace(OURS, config=replace(CONFIG, **{key: other}))
     with pytest.raises(
-        UserError, match=rf"model\.config\.{key} is {theirs}, the checkpoint's {other}"
+        UserError,
+        match=rf"model\.config\.{key} is {theirs}, the checkpoint's {other}: "
+        rf"set --model\.config\.{key}={str(other).lower()}, or",
     ):
         check(changed, fitting=fitting)
 

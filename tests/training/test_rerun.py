@@ -9,6 +9,7 @@ from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
+from gpt_lightning.runs.history import read_changes
 from gpt_lightning.training.rerun import with_run
 
 CONFIG = {"trainer": {"max_steps": 8}, "data": {"dataset": "mine", "data_dir": "data"}}
@@ -68,6 +69,9 @@ def test_resume_is_fit_with_the_settings_of_the_run(project):
     assert found == ["fit", config, f"--resume={RUN}", "--trainer.max_steps=16"]
     assert with_run(["resume", RUN, "--ckpt_path", "last"])[2:] == [f"--resume={RUN}"]
     assert with_run(["resume", "--ckpt_path", "best", RUN])[2:] == [f"--resume={BEST}"]
+    for word in ("--resume=never", "--run_name=other"):
+        with pytest.raises(UserError, match=rf"fit --config {RUN}/config.yaml {word}"):
+            with_run(["resume", RUN, *word.split("=")])
 
 
 @pytest.mark.parametrize(("root_dir", "place"), [(None, ""), ("out", "out/"), ("./a/b", "a/b/")])
@@ -157,7 +161,8 @@ def test_a_run_is_evaluated_and_continued_by_its_name(tmp_path, monkeypatch, cap
     assert (tmp_path / "lightning_logs/run/predict_0/token_losses.npy").exists()
     assert main(["resume", run, "--trainer.max_steps=12"]) == 0
     assert main(["resume", run]) == 0
-    assert "nothing to do: the run is at step 12" in capsys.readouterr().out
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("nothing to do: the run is at step 12, trainer.max_steps is 12; ")
     assert not (tmp_path / "other/lightning_logs").exists()
     resumed, whole = (
         [path.name for path in (tmp_path / f"lightning_logs/run/version_{n}").rglob("*12-*.ckpt")]
@@ -165,3 +170,8 @@ def test_a_run_is_evaluated_and_continued_by_its_name(tmp_path, monkeypatch, cap
     )
     assert len(resumed) == 1
     assert resumed == whole  # the step and the validation loss
+    (more,) = re.findall("`.*gpt-lightning (.*)`", line)
+    assert main(more.split()) == 0
+    assert read_changes(Path(run))["trainer.max_steps"] == "8 -> 12 at step 8 -> 24 at step 12"
+    assert main(["fit", *TINY_RUN, f"--resume={run}", "--run_name=other"]) == 2
+    assert "run_name run" in capsys.readouterr().err

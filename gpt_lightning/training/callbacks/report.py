@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_name, missing_names, untried_versions
-from gpt_lightning.parsing import checked, program
+from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -89,7 +89,10 @@ class RunReport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and not self.trained:
-            ended = f"trainer.max_steps is {trainer.max_steps:,}"
+            name = "max_steps" if trainer.max_steps > 0 else "max_epochs"
+            ended, folder = f"trainer.{name} is {getattr(trainer, name):,}", run_folder(trainer)
+            more = [f"--trainer.{name}", str(2 * getattr(trainer, name))]
+            ended += f"; train on with `{shell_command(['resume', str(folder), *more])}`"
             reason = f"{steps.stop_reason(trainer)} ends the run" if trainer.should_stop else ended
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
