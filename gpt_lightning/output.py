@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -102,6 +104,13 @@ def lasting_output(prints_only: bool = False) -> Iterator[None]:
         finally:
             sys.stderr.flush()
             sys.stdout, sys.stderr = before
+
+
+def wrapped(line: str, indent: int = 6, **how: Any) -> str:
+    """Return a line broken between words at the terminal's width; `how` goes to textwrap.fill."""
+    how |= {"break_long_words": False, "break_on_hyphens": False}
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, placeholder=" ...", **how)
 
 
 def progress_bar(n_bytes: int, done_bytes: int = 0) -> "tqdm[Any]":

@@ -34,6 +34,7 @@ if not TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+NO_BREAK = "\u2011"  # hyphen at which no line ends
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
@@ -71,6 +72,12 @@ class OneLineParser(ArgumentParser):
             for arg in args
         ]
         return super().parse_args(plain, *more, **kwargs)
+
+    def format_help(self) -> str:
+        """Return the help; argparse would break its words at hyphens."""
+        for action in actions_of(self):
+            action.help = action.help and action.help.replace("-", NO_BREAK)
+        return super().format_help().replace(NO_BREAK, "-")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         from gpt_lightning.hints import explain  # wrong arguments alone need it

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from gpt_lightning import bench
+from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import pick
 
 
@@ -40,7 +41,8 @@ def usage() -> str:
     """Return the text of `gpt-lightning bench --help`."""
     benches = find_benches()
     width = max(map(len, benches))
-    lines = [f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()]
+    rows = [f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()]
+    lines = [wrapped(row, width + 4) for row in rows]
     first = "usage: gpt-lightning bench NAME [options]"
     return "\n".join([first, "", *lines, "", "gpt-lightning bench NAME --help explains one."])
 

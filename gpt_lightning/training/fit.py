@@ -2,8 +2,7 @@
 
 import json
 import math
-import shutil
-import textwrap
+import re
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning import parsing
 from gpt_lightning.errors import UserError
-from gpt_lightning.output import lasting_output
+from gpt_lightning.output import lasting_output, wrapped
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
@@ -30,6 +29,7 @@ from gpt_lightning.training.trainer import Trainer, construction_error
 
 # keys without a section, as --help has them
 GENERAL = ("config", "run_name", "resume", "ckpt_path", "seed_everything", "print_config")
+CONFIG = "A name that `gpt-lightning configs` lists, or a YAML file; a later one has precedence."
 MODEL = "a checkpoint, or the best one of a run folder; a path or a URL"
 BEGIN = f"Begin a new run with the weights, optimizer and step of {MODEL}."
 
@@ -45,7 +45,9 @@ def run(argv: list[str]) -> None:
     if argv[0] != "fit":
         from gpt_lightning.training import rerun  # not for fit
 
-        print(rerun.__doc__ if wanted else "", end="")
+        if wanted:
+            paragraphs = re.sub(r"(?<=\S)\n(?=\S)", " ", rerun.__doc__ or "")
+            print(*(wrapped(p, 4 * p.startswith(" ")) for p in paragraphs.splitlines()), sep="\n")
         argv = ["fit"] if wanted and argv[0] == "resume" else rerun.with_run(argv)
     if wanted:
         print(help_text(training_parser(), argv[0], wanted[0].partition("=")[2]))
@@ -129,32 +131,29 @@ def help_text(parser: Any, command: str, section: str) -> str:
     (parser,) = (a.choices[command] for a in parsing.actions_of(parser) if a.dest == "subcommand")
     actions = {a.dest: a for a in parsing.actions_of(parser) if not a.dest.endswith(".help")}
     actions["ckpt_path"].help = BEGIN if command == "fit" else f"Evaluate {MODEL}."
+    actions["config"].help = CONFIG
     groups = {name: group for name, group in parser.groups.items() if name != command}
     trainer, *others = [name for name in groups if "." not in name]
     names = [*others, trainer]
     if section and section not in names:
         hint = parsing.nearest(section, names)
         raise UserError(f"--help={section}: expected {', '.join(names)}{hint}")
-    option = "data.batch_size 32" if command == "fit" else "ckpt_path lightning_logs/quickstart"
+    what = "--config quickstart --run_name a" if command == "fit" else "lightning_logs/quickstart"
     lines = [
         f"usage: gpt-lightning {command} [--config NAME]... [--KEY VALUE]...",
         f"       gpt-lightning {command} --help=SECTION",
-        f"example: gpt-lightning {command} --config quickstart --{option}",
+        f"example: gpt-lightning {command} {what}",
     ]
     for name in [section] if section else ["", *names]:
-        lines += ["", f"--{name}.KEY: {groups[name].title} (--help={name})"] if name else [""]
+        heading = name and wrapped(f"--{name}.KEY: {groups[name].title} (--help={name})")
+        lines += ["", heading] if heading else [""]
         below = [key for key in actions if key.startswith(f"{name}.") and key not in groups]
         for key in below if name else GENERAL:
             default = actions[key].default
             default = "null" if default in (None, SUPPRESS) else default
             text = " ".join((actions[key].help or "").split())
-            lines += textwrap.wrap(
-                f"  --{key:<28} {default!s:<9} {text}",
-                shutil.get_terminal_size().columns,
-                subsequent_indent=" " * 6,
-                max_lines=None if section or not name else 1,
-                placeholder=" ...",
-            )
+            row = f"  --{key:<28} {default!s:<9} {text}"
+            lines.append(wrapped(row, max_lines=None if section or not name else 1))
     return "\n".join(lines)
 
 

@@ -3,9 +3,7 @@
 import io
 import math
 import shlex
-import shutil
 import sys
-import textwrap
 import time
 from typing import Any
 
@@ -18,6 +16,7 @@ from tqdm import tqdm
 
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_name, missing_names, untried_versions
+from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
@@ -134,13 +133,11 @@ def print_facts(trainer: Trainer, facts: Facts) -> None:
     """Print each fact that is not empty, above the progress bar, in lines of a terminal's width."""
     bar = find_callback(trainer, StepProgress)
     write = print if bar is None else bar.print
-    lines = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
-    lines.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    lines.subsequent_indent = " " * 12
+    terminal = sys.stdout.isatty()
     for name, fact in facts.items():
         line = f"{name:<11} {fact}"
         if fact:
-            write(line if name in PASTED else lines.fill(line))
+            write(wrapped(line, 12) if terminal and name not in PASTED else line)
     sys.stdout.flush()
 
 
