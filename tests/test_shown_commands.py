@@ -52,15 +52,15 @@ def world(tmp_path_factory):
     (folder / "my.txt").write_text(text)
     (folder / "text.txt").write_text(text)
     (folder / "prompts.txt").write_text("ROMEO:\nOnce upon\n")
-    (folder / "docs").mkdir()
+    (folder / "texts").mkdir()
     for name in ("a", "b"):
         documents = ({"text": f"{name} {i}: {text[:300]}"} for i in range(60))
         lines = "".join(f"{json.dumps(document)}\n" for document in documents)
         compressed = zstandard.ZstdCompressor().compress(lines.encode())
-        (folder / "docs" / f"{name}.jsonl.zst").write_bytes(compressed)
+        (folder / "texts" / f"{name}.jsonl.zst").write_bytes(compressed)
     with contextlib.chdir(folder):
         for name in ("mine", "code"):
-            command = f"prepare docs/a.jsonl.zst --out data/{name} --val_fraction 0.2"
+            command = f"prepare texts/a.jsonl.zst --out data/{name} --val_fraction 0.2"
             assert main(command.split()) == 0
         for name in ("mine", "quickstart"):
             own = ["--trainer.max_steps=4", "--data.batch_size=4", f"--run_name={name}"]
