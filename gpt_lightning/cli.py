@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpt_lightning import __version__
+from gpt_lightning import __version__, errors
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.output import lasting_output
@@ -149,6 +149,9 @@ def print_error(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         advice = "check the name, its permissions and the disk's space"
         print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
+        return 2
+    if errors.is_out_of_memory(error):
+        print(f"error: not enough memory, lower the sizes: {text}", file=sys.stderr)
         return 2
     print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
     return 1

@@ -32,6 +32,8 @@ def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             fix = "raise the limit of open files: `ulimit -n 4096`"
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            check_parents(path)
         raise UserError(f"cannot {action} {path}: {error.strerror or error}; {fix}") from error
 
 
@@ -47,11 +49,19 @@ def check_regular(path: Path, fix: str) -> None:
         raise UserError(f"{path} is {kind}, not a file: {fix}")
 
 
+def check_parents(path: Path | str) -> None:
+    """Raise a UserError if something above a path is no folder, which names it."""
+    for parent in Path(path).parents:
+        if os.path.lexists(parent) and not parent.is_dir():
+            raise UserError(f"cannot write {path}: {parent} is no folder; choose another name")
+
+
 def new_path(option: str, name: str | None, suffix: str = "") -> Path:
     """Return the path of an option that names a new file or folder.
 
     Raises:
-        UserError: The option is missing or an address, its path exists, or ends in another suffix.
+        UserError: The option is missing or an address, its path exists, ends in another suffix, or
+            is below a file.
     """
     if name is not None and "://" in name:
         raise UserError(f"{option} {name} is an address: give a local name, and upload that")
@@ -60,6 +70,7 @@ def new_path(option: str, name: str | None, suffix: str = "") -> Path:
         wrong = "is missing" if name is None else f"{name} exists{other}"
         kind = f"a new file such as new{suffix}" if suffix else "the name of a new file or folder"
         raise UserError(f"{option} {wrong}: give {kind}")
+    check_parents(name)
     return Path(name)
 
 

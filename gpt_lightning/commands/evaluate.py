@@ -43,7 +43,8 @@ def evaluate(
         batch_size: Texts per batch and process.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is faster and changes the last digits.
-        out: JSON file for all numbers and the results of each item; it replaces one.
+        out: JSON file for all numbers and the results of each item; it replaces
+            one that eval wrote.
         network: Network of one's own with these weights (also --model.network), such as
             my_package.MyGPT; null: that of the run's config.yaml.
     """
@@ -57,7 +58,7 @@ def evaluate(
     names = task_names(tasks)
     if (text is None) == ("perplexity" in names):
         raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
-    if out is not None and not (out.endswith(".json") and Path(out).is_file()):
+    if out is not None and not is_report(Path(out)):
         new_path("--out", out)  # checked before the model is read
     world = int(os.environ.get("WORLD_SIZE") or 1)
     if world > 1 and (missing := [name for name in RENDEZVOUS if not os.environ.get(name)]):
@@ -73,3 +74,9 @@ def evaluate(
     if world > 1:
         torch.distributed.init_process_group("gloo")
     report(todo, f"{source}, {dtype} on {kind}", model.config, Path(out) if out else None)
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a path is a file with results of `eval`, which later ones may replace."""
+    head = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    return head.startswith(b'{"model": ') and b', "tasks": {' in head

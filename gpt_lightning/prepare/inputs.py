@@ -72,6 +72,11 @@ def is_url(source: str) -> bool:
     return "://" in source
 
 
+def is_stream(source: str) -> bool:
+    """Return whether a source can be read only once: standard input, or another pipe."""
+    return source == "-" or Path(source).is_fifo()
+
+
 def is_remote(source: str) -> bool:
     """Return whether a source is behind a URL or in the hub."""
     return is_url(source) or source.startswith(HUB)
@@ -99,7 +104,7 @@ def source_name(source: str | Sequence[str]) -> str:
         paths = [Path(os.path.abspath(found)) for found in sources]
         sources = [os.path.commonpath([path if path.is_dir() else path.parent for path in paths])]
     source = sources[0]
-    if source == "-":
+    if is_stream(source):
         return "stdin"
     if source.startswith(HUB) and not is_url(source):
         return source.removeprefix(HUB).split(":")[0].split("/")[-1]
@@ -360,26 +365,30 @@ def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def spooled(source: str, out: Path) -> Iterator[Input]:
-    """Copy standard input, or a text behind a URL, beside `out`; distinguish JSONL from one text.
+    """Copy a pipe, or a text behind a URL, beside `out`; distinguish JSONL from one text.
 
     Args:
-        source: - or a URL.
+        source: -, a pipe or a URL.
         out: Folder of the dataset.
 
     Raises:
         UserError: The URL cannot be read, or the disk is full.
     """
     label = "standard input" if source == "-" else source
-    entry = None if source == "-" else remote_input(source, "text", "", first=True)
-    stream = open_input(entry) if entry else contextlib.nullcontext(sys.stdin.buffer)
+    entry = remote_input(source, "text", "", first=True) if is_url(source) else None
     place = out.resolve().with_name(f"{out.resolve().name}.spool")
-    with stream as content, explained("write", out), workspace(place) as folder:
+    stdin = sys.stdin.buffer if source == "-" else None
+    with (
+        open_input(entry) if entry else stdin or open(source, "rb") as content,
+        explained("write", out),
+        workspace(place) as folder,
+    ):
         path = folder / "text"
         with open(path, "wb") as file:
             shutil.copyfileobj(content, file, 2**20)
         if entry:
             check_unchanged(entry)
-        kind: Kind = "jsonl" if source == "-" and begins_with_object(path) else "text"
+        kind: Kind = "jsonl" if entry is None and begins_with_object(path) else "text"
         facts = path.stat().st_size, file_sha256(path)
         try:
             yield Input(str(path), source_name(source), kind, "", *facts)

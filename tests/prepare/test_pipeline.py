@@ -290,7 +290,7 @@ def test_jobs_of_an_array(
     n_units = len(plan_units(find_inputs(str(source)), "text", UNIT_BYTES))
     assert sorted(units_made) == list(range(n_units))
     assert main([*array, "--shard-index=1", "--merge", "true"]) == 2
-    assert "shard_index is 1: give" in capsys.readouterr().err
+    assert "shard_index is 1: leave it out" in capsys.readouterr().err
     assert main([*array, "--merge", "true"]) == 0
     assert sorted(units_made) == list(range(n_units))
     assert {**contents(out), ".inputs.json": b""} == {**expected, ".inputs.json": b""}
