@@ -1,5 +1,6 @@
 """Datasets by address, local or behind a URL: open, verify, and measure their documents."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,9 @@ class TokenDataset:
         cache_limit_gb: Size limit of the shards kept from URLs, in 1e9 bytes.
         streams: Number of URLs that are read together.
 
+    Attributes:
+        tokenizer: Value of --tokenizer with which `prepare` makes the same tokens.
+
     Raises:
         UserError: There is no dataset, or it is damaged.
     """
@@ -54,15 +58,19 @@ class TokenDataset:
             limit = int(cache_limit_gb * 1e9)
             remote = streaming.RemoteShards(address, data_dir / "cache", limit, streams)
             self.manifest = remote.manifest
+            self.tokenizer = str(self.manifest.tokenizer.get("name"))
             self._open: Callable[[str], TokenStream] = partial(streaming.RemoteStream, remote)
         else:
             path = Path(address.removeprefix("file://"))
             folder = data_dir / path if path.name == address and not path.exists() else path
             self.manifest = load_manifest(folder)
+            self.tokenizer = shlex.quote(f"{folder.parent}/{folder.name}")
             self._open = partial(TokenStream, folder, self.manifest)
 
-    def stream(self, split: str, block_size: int) -> TokenStream:
-        """Return the tokens of a split.
+    def stream(
+        self, split: str, block_size: int, option: str = "--data.dataset DIR"
+    ) -> TokenStream:
+        """Return the tokens of a split; `option` names a dataset in the command, for an error.
 
         Raises:
             UserError: There is no such split, or it is shorter than a window.
@@ -70,9 +78,9 @@ class TokenDataset:
         if split not in self.manifest.splits:
             raise UserError(
                 f"{self.address} has no {split} split, only {', '.join(self.manifest.splits)}: "
-                "make a dataset with one, "
-                f"`gpt-lightning prepare SOURCE --{split}_fraction 0.1 --out DIR`, and give it as "
-                "--data.dataset DIR"
+                "make a dataset with one, `gpt-lightning prepare SOURCE "
+                f"--tokenizer {self.tokenizer} --{split}_fraction 0.1 --out DIR`, and give it as "
+                f"{option}"
             )
         stream = self._open(split)
         if len(stream) < block_size + 1:
@@ -97,7 +105,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if ":/" in str(folder) and not folder.exists():  # Path makes one slash of two
-        raise UserError(f"{folder} is an address: copy the dataset to a folder, and give its path")
+        typed = str(folder).replace(":/", "://", 1)
+        raise UserError(f"{typed} is an address: copy the dataset to a folder, and give its path")
     with explained("read", path, "check its permissions"):
         if path.exists():
             check_regular(path, repair_hint(folder))

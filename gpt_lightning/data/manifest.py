@@ -31,8 +31,10 @@ from gpt_lightning.files import Fields, explained, write_atomic
 
 MANIFEST = "manifest.json"
 VERSION = 1
-# settings in repair_hint
-HINTED = ("tokenizer", "val_fraction", "test_fraction", "text_field", "split_by", "shuffle")
+# settings in prepare_command, with the values that it leaves out
+USUAL = {"tokenizer": "", "val_fraction": 0.1, "test_fraction": 0.0, "text_field": "text"}
+USUAL |= {"split_by": "hash", "shuffle": None, "errors": "strict", "shard_tokens": 100_000_000}
+USUAL |= {"format": "npy"}
 CHECK_READ = "check its permissions and the disk"
 GPT2_VOCAB_SIZE = 50257
 DTYPE = "uint16"  # all other programs have it
@@ -129,12 +131,20 @@ def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
         return "download the file again, or make it again with the program that made it"
-    options = ""
+    made: Fields = {}
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):  # damaged
-        settings = json.loads((folder / MANIFEST).read_bytes())["settings"]
-        known = {key: settings[key] for key in HINTED if key in settings}
-        options = "".join(f" --{key} {shlex.quote(str(value))}" for key, value in known.items())
-    return f"make it again: `gpt-lightning prepare SOURCE{options} --out {folder} --overwrite true`"
+        raw = json.loads((folder / MANIFEST).read_bytes())
+        made = raw["settings"] | {"format": raw["format"]}
+        if "json" in raw["tokenizer"]:
+            made["tokenizer"] = f"{folder.parent}/{folder.name}"
+    return f"make it again: {prepare_command('SOURCE', made, str(folder))}"
+
+
+def prepare_command(source: str, settings: Fields, out: str) -> str:
+    """Return the command that replaces a dataset by one of these settings."""
+    known = {key: value for key, value in settings.items() if value != USUAL.get(key, value)}
+    options = "".join(f" --{key} {shlex.quote(str(value))}" for key, value in known.items())
+    return f"`gpt-lightning prepare {source}{options} --out {shlex.quote(out)} --overwrite true`"
 
 
 # ---- manifest.json -----------------------------------------------------------------------------
@@ -198,9 +208,10 @@ def detect_dataset(folder: Path) -> Manifest:
     sizes: Sizes = {path.name: path.stat().st_size for path in entries}
     names = list(filter(_match, sizes))
     if not names:
+        out = "DIR" if folder.exists() else shlex.quote(str(folder))  # it may hold other files
         raise UserError(
             f"{folder} is not a prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
-            f"llm.c or build-nanogpt: make it with `gpt-lightning prepare SOURCE --out {folder}`"
+            f"llm.c or build-nanogpt: make one with `gpt-lightning prepare SOURCE --out {out}`"
         )
 
     def heads(names: Sequence[str]) -> Iterable[bytes]:

@@ -77,7 +77,7 @@ class DataSettings:
     def __post_init__(self) -> None:
         given = [f"data.{name}" for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            fix = f"--{given[0]} null" if given else "--config quickstart"
+            fix = " or ".join(f"--{key} null" for key in given) or "--config quickstart"
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "
                 f"{', '.join(f'data.{name}' for name in SOURCES)}, as with {fix}"

@@ -115,6 +115,15 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
 
 
+def difference(theirs: Fields, ours: Fields) -> str:
+    """Return in words in what two specs of tokenizers differ."""
+    names = f"{theirs['name']} and {ours['name']}"
+    if theirs["name"] != ours["name"]:
+        return names
+    alone = sorted({*theirs.get("characters", "")} ^ {*ours.get("characters", "")})
+    return f"{names}; only one has {''.join(alone[:5])!r}" if alone else f"{names} of another file"
+
+
 def tokenizer_from_spec(spec: Fields) -> Tokenizer:
     """Return the tokenizer of a spec, the inverse of Tokenizer.spec().
 

@@ -231,7 +231,7 @@ def read_text(
             theirs = dataset.manifest.tokenizer["name"]
             found = f"was made with {theirs}, the model's tokens are those of {spec['name']}"
             raise UserError(f"{source} {found} (or another vocabulary of it): give a text file")
-        stream = dataset.stream(split, 1)
+        stream = dataset.stream(split, 1, "--text DIR")
         n_tokens = len(stream)
     longest = n_tokens if limit is None else min(n_tokens, 1 + T + (limit - 1) * (stride or T))
     tokens = tokens[:longest] if Path(source).is_file() else stream.windows(np.zeros(1), longest)[0]

@@ -1,7 +1,9 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
 import hashlib
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from gpt_lightning.prepare.inputs import (
     as_list,
     find_inputs,
     is_one_text,
+    is_stream,
     is_url,
     source_name,
     spooled,
@@ -40,9 +43,9 @@ def prepare(
             .zst), Parquet files, folders or globs of these and of .txt files, URLs of such files
             (https://, s3://, hf://), datasets of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]);
             or - for standard input, JSONL or one text.
-        tokenizer: char, byte, an encoding of tiktoken such as gpt2, or a file tokenizer.json of
-            Hugging Face. Documents need an end-of-text token, which is written before each
-            document.
+        tokenizer: char, byte, an encoding of tiktoken such as gpt2, a file tokenizer.json of
+            Hugging Face, or a dataset such as data/mine-char, whose tokens are taken. Documents
+            need an end-of-text token, which is written before each document.
         out: Folder of the dataset, or a URL (s3://BUCKET/NAME); null: <data_dir>/<corpus or file's
             stem>-<tokenizer>.
         data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
@@ -96,7 +99,7 @@ def dataset_folder(
     name, first = source_name(source), as_list(source)[0]
     whole = first in CORPORA or first.startswith(HUB) or Path(first).is_dir()
     name = name if whole or len(as_list(source)) > 1 else Path(name).stem
-    return Path(data_dir) / f"{name}-{tokenizer_name(tokenizer)}{split}"
+    return Path(data_dir) / f"{name}-{Path(tokenizer_name(tokenizer)).name}{split}"
 
 
 def _prepare(
@@ -104,18 +107,23 @@ def _prepare(
 ) -> tuple[Manifest | None, bool]:
     """Return the dataset of a target, and whether it was made now; None for one job of an array."""
     source = sources[0]
-    if len(sources) > 1 or not (source in CORPORA or source == "-" or is_one_text(source)):
+    typed = {"tokenizer": settings.tokenizer}
+    target = replace(target, source=shlex.join(sources), typed=typed)
+    if len(sources) > 1 or not (source in CORPORA or is_stream(source) or is_one_text(source)):
         return prepare_documents(find_inputs(sources), source_name(sources), target, settings)
     if source in CORPORA:
         return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
-    if source == "-" or is_url(source):  # it can be read only once
+    if is_stream(source) or is_url(source):  # it can be read only once
         with spooled(source, target.out) as entry:
             if entry.kind == "text":
                 return prepare_one_text(Path(entry.path), entry.name, target, settings)
             return prepare_documents([entry], entry.name, target, settings)
-    if not Path(source).exists():
+    if not Path(source).is_file():  # a device may never end
         known = ", ".join(CORPORA)
         raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
+    if Path(source).suffix.lower() in (".csv", ".tsv"):
+        fix = "write its rows as JSONL (docs/data.md), or let its name end in .txt"
+        raise UserError(f"{source} is a table, not a text: {fix}")
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 

@@ -24,7 +24,7 @@ from gpt_lightning.data.formats import capacity, extras, file_header, file_name
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
 from gpt_lightning.output import progress_bar
@@ -62,7 +62,7 @@ def prepare_documents(
     """
     check_main_guard()
     chosen = settings.tokenizer
-    tokenizer = None if chosen == "char" else build_tokenizer(chosen)
+    tokenizer = None if chosen == "char" else settings.build_tokenizer()
     if tokenizer is None or tokenizer.eot_token is None:
         fix = "use the tokenizer gpt2, or give one text file"
         raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")

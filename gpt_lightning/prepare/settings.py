@@ -4,12 +4,14 @@ import functools
 import os
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Literal
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 
+from gpt_lightning.data import tokenizers
+from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import Format
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, tokenizer_name
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import Seed, checked
@@ -27,7 +29,8 @@ class Settings:
     """Settings of one dataset. Those from `workers` on decide no byte of it.
 
     Attributes:
-        tokenizer: char, byte, or an encoding of tiktoken.
+        tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, or the folder of a dataset
+            with its /, whose tokens are taken.
         val_fraction: Share held out for validation: of one text, the last characters; of documents,
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
@@ -71,23 +74,26 @@ class Settings:
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
-        jobs = 0 if self.merge else self.shard_count or 0
-        if self.shard_index is not None and self.shard_index >= jobs:
-            fix = "give --shard_count, the number of jobs, above it, and --merge without it"
-            raise UserError(f"shard_index is {self.shard_index}: {fix}")
+        index, jobs = self.shard_index, self.shard_count or 0
+        if index is not None and self.merge:
+            raise UserError(f"shard_index is {index}: leave it out, --merge takes all jobs' parts")
+        if index is not None and index >= jobs:
+            raise UserError(f"shard_index is {index}: give --shard_count above it, {index + 1}")
 
     @functools.cached_property
     def tokenizer_name(self) -> str:
         """Name of the tokenizer, which a tokenizer.json has when it is read first."""
-        return tokenizer_name(self.tokenizer)
+        return tokenizers.tokenizer_name(self.tokenizer)
 
-    def build_tokenizer(self, text: str | None = None) -> Tokenizer:
+    def build_tokenizer(self, text: str | None = None) -> tokenizers.Tokenizer:
         """Return the tokenizer; `text` is that of char.
 
         Raises:
             UserError: There is no such tokenizer, or a tokenizer.json changed since the run began.
         """
-        found = build_tokenizer(self.tokenizer, text)
+        if "/" in self.tokenizer and Path(self.tokenizer).is_dir():
+            return tokenizers.tokenizer_from_spec(read_manifest(Path(self.tokenizer)).tokenizer)
+        found = tokenizers.build_tokenizer(self.tokenizer, text)
         if found.name != self.tokenizer_name:
             raise UserError(
                 f"{self.tokenizer} changed while it was used: run the same command again"

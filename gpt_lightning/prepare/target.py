@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import SHARD_FILE
-from gpt_lightning.data.manifest import MANIFEST, Manifest
+from gpt_lightning.data.manifest import MANIFEST, Manifest, prepare_command
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, locked, move_into_place, temporary_path, write_atomic
 
@@ -37,6 +38,8 @@ class Target:
         has_contents: Function of an existing dataset's facts about its inputs, which returns
             whether these are the contents of the present inputs. It is called if their digests
             alone differ.
+        source: SOURCE of the command, for messages.
+        typed: Options of the command that `wanted` has in another form, for messages.
     """
 
     out: Path
@@ -44,6 +47,8 @@ class Target:
     address: str = ""
     wanted: dict[str, Any] = field(default_factory=dict)
     has_contents: Callable[[dict[str, str]], bool] = lambda facts: False
+    source: str = "SOURCE"
+    typed: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -79,8 +84,9 @@ class Target:
         if not differences:
             return manifest
         if not self.overwrite:
-            fix = f"`gpt-lightning prepare SOURCE --out {self.name} --overwrite true` replaces it"
-            raise UserError(f"{self.name} was prepared with {'; '.join(differences)}: {fix}")
+            differ = "; ".join(differences)
+            again = prepare_command(self.source, self.wanted | self.typed, self.name)
+            raise UserError(f"{self.name} was prepared with {differ}: {again} replaces it")
         _check_deletable(self.name, entries)
         return None
 
@@ -174,8 +180,8 @@ class Target:
         """Return the names at the target, with what is known about each."""
         if self.address:
             return dict(_remote().listed(self.address))
-        if self.out.exists() and not self.out.is_dir():
-            raise UserError(f"{self.out} is a file: choose another --out")
+        if os.path.lexists(self.out) and not self.out.is_dir():
+            raise UserError(f"{self.out} is no folder: choose another --out")
         return {path.name: {} for path in self.out.iterdir()} if self.out.exists() else {}
 
     def _read(self, name: str) -> bytes:

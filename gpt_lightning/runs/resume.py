@@ -14,6 +14,7 @@ from pathlib import Path
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.data.dataset import is_remote
+from gpt_lightning.data.tokenizers import difference
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import shell_command
@@ -137,7 +138,8 @@ def check(
     if a is not None and b is not None and a != b:
         raise UserError(
             f"the checkpoint was trained on other tokens than those of {address} "
-            f"({a['name']} and {b['name']}, or other characters): use its own data"
+            f"({difference(a, b)}): use its own data, or the text with its tokens, `gpt-lightning "
+            "prepare SOURCE --tokenizer DATASET --out DIR` with its own dataset as DATASET"
         )
     check_model(theirs, ours, fitting)
     changed = differences(theirs.hyperparameters(), ours.hyperparameters(), "model.")

@@ -162,7 +162,8 @@ def read_shards(
         differ = min(present ^ set(files))
         raise UserError(
             f"{path} is in shards, and {path.resolve().parent / differ} is "
-            f"{'missing' if differ in files else 'not of them'}: copy {SHARDS}/{folder.name} again"
+            f"{'missing' if differ in files else 'not of them'}: copy its folder {folder.name} to "
+            f"{folder.parent} again"
         )
     tensors: dict[str, Tensor] = {}
 

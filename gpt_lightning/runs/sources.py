@@ -11,7 +11,7 @@ import yaml
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
-from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.data.tokenizers import Tokenizer, difference, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, write_atomic
 from gpt_lightning.hardware.device import device_kind
@@ -238,11 +238,13 @@ def check_tokens(found: Pretrained, tokenizer: Fields | None) -> None:
     theirs = found.tokenizer
     if theirs is None or tokenizer is None or theirs == tokenizer:
         return
-    name, ours = theirs["name"], tokenizer["name"]
-    fix = "set data.dataset to its own data"
-    if name != ours and "json" not in theirs:
-        fix = f"set data.tokenizer to {name}, or `prepare` a dataset with --tokenizer {name}"
+    fix = (
+        "make data of its tokens, `gpt-lightning prepare SOURCE --tokenizer DATASET --out DIR` "
+        "with its own dataset as DATASET, and give --data.dataset DIR --data.text_file null"
+    )
+    if theirs["name"] != tokenizer["name"] and "json" not in theirs:
+        fix = f"set data.tokenizer to {theirs['name']}, or {fix}"
     raise UserError(
-        f"model.init_from {found.source} was trained on other tokens than the data's ({name} and "
-        f"{ours}, or another vocabulary of it): {fix}, or leave model.init_from out"
+        f"model.init_from {found.source} was trained on other tokens than the data's "
+        f"({difference(theirs, tokenizer)}): {fix}, or leave model.init_from out"
     )

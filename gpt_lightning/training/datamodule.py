@@ -15,7 +15,7 @@ from gpt_lightning.data.loader import EvalLoader, Place, TrainLoader
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.readers import Reader
 from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.data.tokenizers import Tokenizer, difference, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.training import steps
@@ -122,10 +122,11 @@ class TokenDataModule(LightningDataModule):
             dataset = TokenDataset(address, folder, limit, streams)
             for other, opened in self._datasets.items():
                 if opened.manifest.tokenizer != dataset.manifest.tokenizer:
-                    names = (each.manifest.tokenizer["name"] for each in (dataset, opened))
+                    specs = (each.manifest.tokenizer for each in (dataset, opened))
                     raise UserError(
                         f"data.mixture: {address} and {other} are made of other tokens "
-                        f"({', '.join(names)}): prepare both with one tokenizer"
+                        f"({difference(*specs)}): `gpt-lightning prepare SOURCE --tokenizer "
+                        f"{opened.tokenizer} --out DIR` gives {address} the tokens of the other"
                     )
             self._datasets[address] = dataset
         return self._datasets[address]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.data.dataset import is_remote
+from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import program, read_config, shell_command
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
@@ -78,6 +79,9 @@ def with_run(argv: list[str]) -> list[str]:
         if network_of_run(chosen) != Network.of(network):
             raise missing_network(str(run), network)
     options = [f"--config={path}", *relocated(run, settings)]
+    others = [name for name in SOURCES if not any(w.startswith(f"--data.{name}=") for w in words)]
+    if len(others) < len(SOURCES):  # the data given replaces the run's
+        options += [f"--data.{name}=null" for name in others]
     if found[0] in words:
         words.remove(found[0])  # the first one: another is an error
     rest = [word for word in words if word not in WORDS]

@@ -82,9 +82,9 @@ def largest_divisor(n: int, most: int) -> int:
 
 
 def nearest_multiples(number: int, unit: int) -> str:
-    """Return the multiples of a unit around a number, as words: "6 or 9"; 0 is not one."""
+    """Return the multiples of a unit around a number, as words: "6 or 9"; 0 and 2**63 are not."""
     below = number // unit * unit
-    return " or ".join(str(multiple) for multiple in (below, below + unit) if multiple)
+    return " or ".join(str(multiple) for multiple in (below, below + unit) if 0 < multiple < 2**63)
 
 
 def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: int) -> int:
