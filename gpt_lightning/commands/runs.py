@@ -154,21 +154,20 @@ def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
     path = folders[0] if out is None else Path(out)
     if path.is_dir() or str(out).endswith("/"):
         path /= "compared" if len(folders) > 1 else "curves"
-    elif not is_picture(path):
-        new_path("--out", out)
+    else:
+        check_picture(path, str(out))
     suffix = path.suffix.lower()
     if suffix[1:].isalpha() and suffix not in PICTURES:
         raise UserError(f"--out {out} ends in {path.suffix}: give {', '.join(PICTURES)}, or none")
     paths = [path] if suffix in PICTURES else [Path(f"{path}{kind}") for kind in (".png", ".svg")]
     for file in paths:
-        if not is_picture(file):
-            new_path("--out", str(file))
+        check_picture(file, str(file))
     return paths
 
 
-def is_picture(path: Path) -> bool:
-    """Return whether a path is a picture of the kind that its name says, and no link."""
+def check_picture(path: Path, name: str) -> None:
+    """Raise a UserError with a name unless a path is free or a picture of the kind that it says."""
     mark = PICTURES.get(path.suffix.lower())
-    if mark is None or path.is_symlink() or not path.is_file():
-        return False
-    return mark in path.read_bytes()[:1000]
+    content = path.read_bytes()[:1000] if path.is_file() and not path.is_symlink() else b""
+    if mark is None or mark not in content:
+        new_path("--out", name)

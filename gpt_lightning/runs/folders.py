@@ -63,6 +63,12 @@ class RunPaths:
         """Return the checkpoints of the run, the highest step first."""
         return saved_checkpoints(self.checkpoints)
 
+    def check(self) -> None:
+        """Raise a UserError if a folder or a pipe is in place of a file that a resume writes."""
+        for path in (self.metrics, self.timeline, self.run / "hparams.yaml"):
+            if path.exists():
+                files.check_regular(path, "restore the file, or move it away")
+
 
 @dataclass(frozen=True)
 class Saved:

@@ -122,8 +122,7 @@ def find_run(address: str) -> Path:
     """
     found = choose_run(Path(address), lambda run: run.metrics.exists()) if address else None
     if found is None:
-        what = address or "''"
-        raise UserError(f"{what} has no {NAMES.metrics}: give a run folder, lightning_logs/NAME")
+        raise UserError(f"{address!r} has no {NAMES.metrics}: give a run, lightning_logs/NAME")
     return found.run
 
 

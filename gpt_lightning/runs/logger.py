@@ -16,15 +16,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import (
-    Fields,
-    check_regular,
-    explained,
-    locked,
-    sync_folder,
-    write_atomic,
-    yaml_beside,
-)
+from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
@@ -80,11 +72,8 @@ class RunLogger(Logger):
         self.on_sync: Callable[[], None] = lambda: None
         self._is_new = folder is None
         self._folder = folder
-        if folder is not None and resume_step is not None:  # nothing is changed yet
-            files = RunPaths(folder)
-            for path in (files.metrics, files.timeline, folder / HPARAMS):
-                if path.exists():
-                    check_regular(path, "restore the file, or move it away")
+        if folder is not None and resume_step is not None:
+            RunPaths(folder).check()  # nothing is changed yet
 
     @property
     def folder(self) -> Path:

@@ -211,13 +211,6 @@ class GPTCLI(LightningCLI):
         from gpt_lightning.runs import resume  # only a resume needs it
 
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
-        path = RunPaths(self.run_folder or Path()).config
-        if found and path.is_file() and any(arg.startswith("--run_name") for arg in self.argv):
-            name = parsing.read_config(path).get("run_name", config.run_name)
-            if name != config.run_name:
-                raise UserError(
-                    f"--resume goes on with run_name {name}: leave out --run_name {config.run_name}"
-                )
         config.resume = "never"
         if found is not None:
             checkpoint = read_checkpoint(found)
