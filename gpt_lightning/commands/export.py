@@ -8,6 +8,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
+from gpt_lightning.data.formats import META, extras, read_meta
 from gpt_lightning.data.tokenizers import (
     END_OF_TEXT,
     LETTERS,
@@ -17,7 +18,15 @@ from gpt_lightning.data.tokenizers import (
     gpt2_file,
 )
 from gpt_lightning.errors import UserError, optional
-from gpt_lightning.files import Fields, explained, move_into_place, new_path, workspace
+from gpt_lightning.files import (
+    Fields,
+    explained,
+    move_into_place,
+    new_path,
+    replacement,
+    workspace,
+    write_atomic,
+)
 from gpt_lightning.parsing import plain_number
 
 
@@ -28,9 +37,12 @@ def export(source: str, to: str | None = None) -> None:
 
     Args:
         source: Checkpoint, run folder, or any other source of `sample`.
-        to: Folder to make; it must be named.
+        to: Folder to make; it must be named. A file .pt, such as data/NAME/ckpt.pt, is made for
+            nanoGPT's sample.py and for its train.py with --init_from=resume.
     """
     out = new_path("--to", to)
+    if out.suffix in (".ckpt", ".safetensors", ".bin", ".pth", ".gguf"):
+        raise UserError(f"--to {out} is the name of a file: give a new folder, or a file .pt")
 
     from gpt_lightning.model import huggingface
     from gpt_lightning.model.weights import user_errors
@@ -39,6 +51,8 @@ def export(source: str, to: str | None = None) -> None:
     found = read_source(source, gpt_for="export")
     tokenizer, config = tokenizer_of(found), found.config()
     vocab_size = min(tokenizer.vocab_size, config.vocab_size or 0)
+    if out.suffix == ".pt":
+        return write_nanogpt(found, tokenizer, vocab_size, out)
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
     theirs = huggingface.to_huggingface(weights, config, vocab_size)
     n_params = sum(t.numel() for k, t in theirs.items() if config.bias or not k.endswith(".bias"))
@@ -66,6 +80,42 @@ def export(source: str, to: str | None = None) -> None:
             raise UserError(f"--to {out} exists: give the name of a new folder")
     print(f"wrote       {out}: {', '.join(sorted([*files, huggingface.FILES[0]]))}")
     print(f"use         transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+
+
+def write_nanogpt(found: Any, tokenizer: Tokenizer, vocab_size: int, out: Path) -> None:
+    """Write nanoGPT's ckpt.pt, and for a vocabulary of characters meta.pkl beside it.
+
+    Args:
+        found: Weights, as Pretrained.
+        tokenizer: Tokenizer of the model.
+        vocab_size: Rows of the embedding to keep.
+        out: File to make.
+
+    Raises:
+        UserError: nanoGPT has no such model or tokenizer, or meta.pkl has other characters.
+    """
+    import torch  # not for --help
+
+    from gpt_lightning.model.weights import to_nanogpt, user_errors
+    from gpt_lightning.runs.checkpoint import read_content
+
+    meta, files = out.with_name(META), extras("nanogpt", tokenizer)
+    if files and meta.exists() and read_meta(meta) != tokenizer.spec()["characters"]:
+        raise UserError(f"{meta} has other characters: give --to in another folder")
+    path, folder = Path(found.source), out.absolute().parent
+    training = read_content(path, check=False) if path.suffix == ".ckpt" else {}
+    content = to_nanogpt(found, vocab_size, folder.name, training)
+    with explained("write", out), user_errors(f"cannot write {out}"), replacement(out) as temporary:
+        torch.save(content, temporary)
+    for name, characters in files.items():
+        write_atomic(out.with_name(name), characters)
+    state = "AdamW's state" if content["optimizer"]["state"] else "a new AdamW"
+    print(f"wrote       {', '.join([str(out), *files])}: step {content['iter_num']}, {state}")
+    print(f"use         in nanoGPT's folder: python sample.py --out_dir={folder}")
+    for name in files:
+        print(f"note        sample.py reads data/{folder.name}/{name} there: copy {meta} to it")
+    if found.config().activation != "gelu":
+        print("note        nanoGPT's GELU is exact, the model's the tanh approximation")
 
 
 def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:

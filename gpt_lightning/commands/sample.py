@@ -1,14 +1,15 @@
 """The command `gpt-lightning sample`: generate text from a checkpoint."""
 
-import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, count, groupby, islice
+from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from jsonargparse.typing import NonNegativeFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gpt_lightning.data.tokenizers import TextStream, Tokenizer, start_tokens
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
@@ -35,23 +36,25 @@ def sample(
     temperature: NonNegativeFloat = 0.8,
     top_k: PositiveInt | None = 200,
     top_p: TopP | None = None,
+    min_p: TopP | None = None,
+    repetition_penalty: PositiveFloat = 1.0,
     stop: list[str] | None = None,
     seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
     network: str | Fields | None = None,
+    json: bool = False,
 ) -> None:
     """Generate text with a trained model.
 
+    Without a prompt on a terminal, a text follows each line that is typed, until Ctrl-D.
+
     Args:
-        path: Checkpoint, run folder (its best checkpoint), or folder of an experiment (its newest
-            run).
-        ckpt_path: Checkpoint of a run folder. best: the one of the lowest validation loss; last:
-            the newest one.
-        prompt: Beginning of the text; empty: start a new text.
-        prompts: File with one prompt per line, or, as .jsonl, with objects that have a key prompt.
-        out: New file of JSON Lines with the keys prompt, text (what follows the prompt), seed and
-            tokens. Each line is written when its text ends.
+        path: Checkpoint, run folder, or folder of an experiment (its newest run).
+        ckpt_path: Checkpoint of a run folder. best: of the lowest validation loss; last: newest.
+        prompt: Beginning of the text; empty: start a new text, or on a terminal read prompts.
+        prompts: File with a prompt per line, or, as .jsonl, with objects that have a key prompt.
+        out: New file of JSON Lines, with the keys prompt, text (what follows it), seed and tokens.
         num_samples: Number of texts per prompt.
         batch_size: Number of texts that are generated together: those of one prompt, and of prompts
             with the same number of tokens.
@@ -60,43 +63,50 @@ def sample(
             likely token.
         top_k: Number of most likely tokens to sample from; null: all.
         top_p: Total probability of the most likely tokens to sample from; null: all.
+        min_p: Least probability, as a share of the likeliest token's, to sample from; null: all.
+        repetition_penalty: Divisor of the logits of tokens that the text has; 1: none.
         stop: Text before which a text ends. Repeat the option for several.
         seed: Seed of a prompt's first text. Text i has seed + i x 2,654,435,761 modulo 2^32.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
             token. auto: bf16 if the device supports it, else fp32. The first line printed names it.
-        network: Network of one's own with these weights (also --model.network), such as
-            my_package.MyGPT; null: that of the run's config.yaml.
+        network: Network of one's own (also --model.network), such as my_package.MyGPT; null: that
+            of the run's config.yaml.
+        json: Print a line of JSON for each text, with the keys of --out.
     """
+    asks = not (prompt or prompts or out or json) and sys.stdin.isatty() and sys.stdout.isatty()
     given = read_prompts(prompt, prompts)
+    if json and out is not None:
+        raise UserError("--json and --out are both given: remove one")
     if "" in (stop or ()):
         raise UserError("--stop is empty: give the text before which a text ends, or leave it out")
     if out is not None:
         new_path("--out", out)  # checked before the model is read
     n_tokens = len(given) * num_samples * max_new_tokens
-    if ckpt_path == "last" and "://" in path:
-        raise UserError(f"{path} is no run folder of this machine: leave --ckpt_path last out")
-    if ckpt_path == "last":
-        path = str(find_checkpoint(Path(path), last=True))
-    decoder, tokenizer = load(path, device, dtype, n_tokens, network)
+    path = last_checkpoint(path) if ckpt_path == "last" else path
+    decoder, tokenizer = load(path, device, dtype, n_tokens, network, sys.stderr if json else None)
 
     from gpt_lightning.model.generate import generate  # it imports torch, which takes seconds
 
-    texts = [
-        Text(tokenizer, stop or (), place, text, (seed + i * SEED_STEP) % 2**32)
-        for place, text in given
-        for i in range(num_samples)
-    ]
-    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    size = tokenizer.vocab_size
-    draw = partial(generate, decoder, max_new_tokens=max_new_tokens, vocab_size=size, **how)
-    with reporting(out, batch_size) as report:
-        for batch in equal_lengths(texts, batch_size):
+    how: Fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    how |= {"max_new_tokens": max_new_tokens, "repetition_penalty": repetition_penalty}
+    draw = partial(generate, decoder, vocab_size=tokenizer.vocab_size, **how)
+    texts = partial(make_texts, tokenizer, stop or (), seed, num_samples)
+    rounds = typed_texts(texts) if asks else iter([texts(given)])
+    with reporting(out, batch_size, json) as report:
+        for batch in chain.from_iterable(equal_lengths(each, batch_size) for each in rounds):
             complete(batch, draw, decoder.device, report)
 
 
+def last_checkpoint(path: str) -> str:
+    """Return the newest checkpoint of a run folder."""
+    if "://" in path:
+        raise UserError(f"{path} is no run folder of this machine: leave --ckpt_path last out")
+    return str(find_checkpoint(Path(path), last=True))
+
+
 def load(
-    path: str, device: str, dtype: str, n_tokens: int, network: Any
+    path: str, device: str, dtype: str, n_tokens: int, network: Any, file: Any = None
 ) -> tuple["Decoder", Tokenizer]:
     """Print the checkpoint of a path, and return its model, ready to decode, and its tokenizer.
 
@@ -106,6 +116,7 @@ def load(
         dtype: Value of --dtype.
         n_tokens: Number of tokens of all texts. Few are not worth laying out the weights.
         network: Value of --network.
+        file: File to print to; None: standard output.
     """
     from gpt_lightning.hardware.precision import DTYPES, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, make_decoder
@@ -117,7 +128,7 @@ def load(
         precision, why = fastest_precision(kind)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     decoder = make_decoder(model.to(kind), DTYPES[dtype].cast, n_tokens >= PACKED_FROM)
-    print(f"# {source}, in {dtype}: {why}", flush=True)
+    print(f"# {source}, in {dtype}: {why}", flush=True, file=file)
     return decoder, tokenizer
 
 
@@ -153,7 +164,7 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
 def json_prompt(place: str, line: str) -> str:
     """Return the value of the key prompt in a line of JSON."""
     try:
-        prompt = json.loads(line)["prompt"]
+        prompt = loads(line)["prompt"]
     except (ValueError, TypeError, LookupError, RecursionError):
         prompt = None
     if not isinstance(prompt, str):
@@ -200,6 +211,39 @@ class Text(TextStream):
         self.reported = False
 
 
+def make_texts(
+    tokenizer: Tokenizer,
+    stop: Sequence[str],
+    seed: int,
+    num_samples: int,
+    prompts: list[tuple[str, str]],
+    round_number: int = 0,
+) -> list[Text]:
+    """Return the texts of prompts, (place, prompt) each, with their seeds in a round of prompts."""
+    return [
+        Text(tokenizer, stop, place, prompt, (seed + i * SEED_STEP) % 2**32)
+        for place, prompt in prompts
+        for i in range(round_number * num_samples, (round_number + 1) * num_samples)
+    ]
+
+
+def typed_texts(make: Callable[..., list[Text]]) -> Iterator[list[Text]]:
+    """Yield the texts of each prompt that is typed on the terminal, until Ctrl-D.
+
+    Args:
+        make: The function `make_texts` with its arguments but those of the prompt.
+    """
+    with suppress(ImportError):
+        import readline  # noqa: F401, input() then edits lines and recalls the ones before
+    with suppress(EOFError):
+        for number in count():
+            try:
+                yield make([("the prompt", input("prompt (Ctrl-D ends): "))], number)
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+    print()
+
+
 def equal_lengths(texts: list[Text], batch_size: int) -> Iterator[list[Text]]:
     """Yield texts in batches whose prompts have equal numbers of tokens.
 
@@ -241,24 +285,27 @@ def complete(batch: Sequence[Text], draw: Callable[..., Any], device: Any, repor
 
 
 @contextmanager
-def reporting(out: str | None, batch_size: int) -> Iterator[Report]:
+def reporting(out: str | None, batch_size: int, as_json: bool) -> Iterator[Report]:
     """Yield a function that prints texts, or writes them to a new file.
 
     Args:
         out: Value of --out.
         batch_size: Value of --batch_size, for the advice when memory runs out.
+        as_json: Value of --json.
 
     Raises:
         UserError: The file exists, or cannot be written.
         MemoryExhaustedError: Memory ran out inside the context.
     """
     try:
-        if out is None:
+        if as_json:
+            yield partial(write_lines, sys.stdout)
+        elif out is None:
             yield print_texts
         else:
             fix = "give --out the name of a new file, in a folder that exists and has space"
             # the buffer takes a whole line, so that each line is one write
-            with explained("write", out, fix), open(out, "xb", buffering=2**20) as file:
+            with explained("write", out, fix), open(out, "x", 2**20, "utf-8") as file:
                 yield partial(write_lines, file)
     except KeyboardInterrupt:
         print()  # ends the line of a text
@@ -286,11 +333,11 @@ def print_texts(batch: Sequence[Text]) -> None:
         text.reported = True
 
 
-def write_lines(file: BinaryIO, batch: Sequence[Text]) -> None:
+def write_lines(file: TextIO, batch: Sequence[Text]) -> None:
     """Append a line of JSON for each text that has ended since the last call."""
     for text in batch:
         if text.ended and not text.reported:
             line = {key: getattr(text, key) for key in ("prompt", "text", "seed", "tokens")}
-            file.write(json.dumps(line).encode() + b"\n")
+            file.write(dumps(line) + "\n")
             file.flush()
             text.reported = True

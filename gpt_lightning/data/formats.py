@@ -290,6 +290,6 @@ def extras(file_format: str, tokenizer: Tokenizer) -> dict[str, bytes]:
     if tokenizer.name != "char":
         raise UserError(
             f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
-            "them, or the format npy"
+            "them, or give another format"
         )
     return {META: pickle.dumps(_meta(tokenizer.spec()["characters"]), protocol=4)}

@@ -1,5 +1,6 @@
 """Sampling from a GPT, one token at a time."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -31,6 +32,8 @@ def generate(
     dtype: torch.dtype | None = None,
     top_p: float | None = None,
     on_tokens: Callable[[list[int]], object] | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
 ) -> Tensor:
     """Continue each sequence by max_new_tokens tokens.
 
@@ -50,31 +53,28 @@ def generate(
             each row has its own, and a row's tokens do not depend on the other rows.
         vocab_size: Size of the tokenizer's vocabulary; rows beyond it (padding of the matrix) are
             never sampled.
-        dtype: dtype of the matrix products; None: the weights' own. bfloat16 halves the bytes to
-            read, which take most of the time; its rounding occasionally changes a token. A Decoder
-            has a dtype of its own.
+        dtype: dtype of the matrix products; None: the weights' own, or the Decoder's. bfloat16
+            halves the bytes to read, which take most of the time, and occasionally changes a token.
         top_p: Sample only among the most likely tokens whose probabilities, after temperature and
             top_k, add up to top_p.
         on_tokens: Function that gets the B tokens of each step. A true result ends all rows.
+        min_p: Sample only among those at least min_p times as probable as the likeliest token.
+        repetition_penalty: Penalty of `penalized` for the tokens of the sequence; 1: none.
 
     Returns:
         int64 (B, T + max_new_tokens), prompts included; fewer tokens if on_tokens has ended it.
 
     Raises:
-        UserError: max_new_tokens, temperature, top_k or top_p is out of bounds, the prompts are
-            empty, or a logit is NaN or infinite.
+        UserError: An argument is out of bounds, or a logit is NaN or infinite.
     """
     T, end = idx.size(1), idx.size(1) + max_new_tokens
-    if T < 1 or max_new_tokens < 0:
+    if T < 1 or max_new_tokens < 0 or not 0.0 < repetition_penalty < math.inf:
         raise UserError(
-            f"idx has {T} tokens, max_new_tokens is {max_new_tokens}; expected at least 1 token, "
-            "and at least 0"
+            f"idx has {T} tokens, max_new_tokens is {max_new_tokens}, repetition_penalty "
+            f"{repetition_penalty}; expected at least 1 token, at least 0, and above 0"
         )
-    with (
-        torch.inference_mode(),
-        torch.autocast(idx.device.type, enabled=False),
-        sdpa_kernel(EVERY_LENGTH),
-    ):
+    plain = torch.autocast(idx.device.type, enabled=False)
+    with torch.inference_mode(), plain, sdpa_kernel(EVERY_LENGTH):
         if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
             model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
         block_size = model.config.block_size
@@ -85,8 +85,9 @@ def generate(
             remembered = model.remembers and T < n <= block_size
             first = n - 1 if remembered else max(0, n - block_size)
             start = first if remembered else 0
-            logits = model(tokens[:, first:n], start, caches)[:, :vocab_size].float()  # (B, V)
-            drawn = sample_token(logits, temperature, top_k, generator, top_p)  # (B, 1)
+            logits = model(tokens[:, first:n], start, caches).float()  # (B, V)
+            logits = penalized(logits, tokens[:, :n], repetition_penalty)[:, :vocab_size]
+            drawn = sample_token(logits, temperature, top_k, generator, top_p, min_p)  # (B, 1)
             tokens[:, n : n + 1] = drawn
             if on_tokens is not None and on_tokens(drawn[:, 0].tolist()):
                 tokens = tokens[:, : n + 1]
@@ -107,16 +108,18 @@ def sample_token(
     top_k: int | None,
     generator: Generators = None,
     top_p: float | None = None,
+    min_p: float | None = None,
 ) -> Tensor:
     """Draw one token per row of (B, V) logits; return int64 (B, 1).
 
-    The filters and their order are those of transformers: temperature, top_k, top_p.
+    The filters and their order are those of transformers: temperature, top_k, top_p, min_p.
     """
     top_k_is_fine = top_k is None or top_k >= 1
-    if not (temperature >= 0.0 and top_k_is_fine and (top_p is None or 0.0 < top_p <= 1.0)):
+    shares_are_fine = all(share is None or 0.0 < share <= 1.0 for share in (top_p, min_p))
+    if not (temperature >= 0.0 and top_k_is_fine and shares_are_fine):
         raise UserError(
-            f"temperature is {temperature}, top_k {top_k}, top_p {top_p}; expected at least 0, at "
-            "least 1 or None, and above 0 and at most 1 or None"
+            f"temperature is {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}; expected "
+            "at least 0, at least 1 or None, and shares above 0 and at most 1 or None"
         )
     logits = logits / temperature if temperature else logits
     likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
@@ -127,8 +130,20 @@ def sample_token(
         )
     if temperature == 0.0:
         return likeliest
-    logits = filter_top_p(filter_top_k(logits, top_k), top_p)
+    logits = filter_min_p(filter_top_p(filter_top_k(logits, top_k), top_p), min_p)
     return draw(F.softmax(logits, dim=-1), generator)
+
+
+def penalized(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """Make the tokens (B, T) of a sequence less likely in (B, V) logits.
+
+    Positive logits are divided by the penalty, negative ones multiplied (Keskar et al. 2019, CTRL),
+    as in transformers.
+    """
+    if penalty == 1.0:
+        return logits
+    old = logits.gather(-1, tokens)  # (B, T)
+    return logits.scatter(-1, tokens, torch.where(old < 0.0, old * penalty, old / penalty))
 
 
 def draw(probs: Tensor, generator: Generators) -> Tensor:
@@ -170,3 +185,11 @@ def filter_top_p(logits: Tensor, top_p: float | None) -> Tensor:
     left_out = rising.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - top_p
     left_out[:, -1] = False
     return logits.masked_fill(left_out.scatter(-1, order, left_out), -torch.inf)
+
+
+def filter_min_p(logits: Tensor, min_p: float | None) -> Tensor:
+    """Set tokens of (B, V) to -inf that are less than min_p times as probable as the likeliest."""
+    if min_p is None:
+        return logits
+    probs = logits.softmax(dim=-1)  # (B, V)
+    return logits.masked_fill(probs < min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)

@@ -55,7 +55,8 @@ def read(source: str) -> Pretrained:
     theirs: Weights = {}
     for file in files:
         theirs |= read_weights(file)
-    settings = read_settings((path if path.is_dir() else path.parent) / "config.json")
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    settings = read_settings(beside)
     named = {
         name if name == HEAD else PREFIX + name.removeprefix(PREFIX): tensor
         for name, tensor in theirs.items()
@@ -70,7 +71,39 @@ def read(source: str) -> Pretrained:
     recorded["activation"] = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
     recorded = {key: value for key, value in recorded.items() if value is not None}
     facts = ours.get("tokenizer"), ours.get("figures", {})
-    return Pretrained(source, transposed(named), recorded, *facts)
+    found = Pretrained(source, transposed(named), recorded, *facts)
+    check_settings(beside, settings, found.shape(), HEAD in named)
+    return found
+
+
+def check_settings(path: Path, settings: Fields, shape: Fields, has_head: bool) -> None:
+    """Raise a UserError if config.json contradicts the tensors beside it.
+
+    Args:
+        path: The file.
+        settings: Its content.
+        shape: Keys of GPTConfig, as the tensors have them.
+        has_head: True if there is a tensor of the head.
+    """
+    C, heads, dropout = (shape["n_embd"], settings.get("n_head"), settings.get("resid_pdrop"))
+    sizes = {"n_layer": shape["n_layer"], "n_embd": C, "n_inner": 4 * C}
+    sizes |= {"n_positions": shape["block_size"], "vocab_size": shape["vocab_size"]}
+    wrong = {
+        key: f"the tensors have {size}: set it to {size}"
+        for key, size in sizes.items()
+        if settings.get(key) not in (None, size)
+    }
+    if heads is not None and not (type(heads) is int and heads > 0 and C % heads == 0):
+        wrong["n_head"] = f"it must divide n_embd, {C}: set it to the model's own"
+    if dropout is not None and not (type(dropout) in (int, float) and 0 <= dropout < 1):
+        wrong["resid_pdrop"] = "it must be at least 0 and below 1: set it to 0"
+    if settings.get("tie_word_embeddings") is False and not has_head:
+        wrong["tie_word_embeddings"] = f"the tensors have no {HEAD}: set it to true"
+    for key, problem in wrong.items():
+        raise UserError(
+            f"{path}: {key} is {json.dumps(settings[key])}, but {problem}, or copy config.json and "
+            "the weights again"
+        )
 
 
 def downloaded(name: str) -> Path:

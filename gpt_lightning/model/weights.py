@@ -78,8 +78,8 @@ class Pretrained:
         shape = self.shape()
         if shape["n_head"] is None:
             raise UserError(
-                f"{self.source} does not record its number of heads: give the folder with its "
-                "config.json"
+                f"{self.source} does not record its number of heads: put config.json beside the "
+                "weights, with its key n_head"
             )
         return GPTConfig(**(self.recorded | shape | changes))
 
@@ -216,10 +216,64 @@ def read_nanogpt(path: Path, content: Fields) -> Pretrained:
             if not name.endswith(".attn.bias")  # causal masks, without flash attention
         }
         arguments = {"dropout": 0.0} | content["model_args"]
-        recorded = {"activation": "gelu", "tie_weights": True}
+        # nanoGPT's own files do not name its activation, those of `export` do
+        activation = (content.get("config") or {}).get("activation", "gelu")
+        recorded = {"activation": activation, "tie_weights": True}
         recorded |= {key: arguments[key] for key in ("n_head", "dropout")}
         figures = {"step": int(content["iter_num"]), "val_loss": float(content["best_val_loss"])}
     return Pretrained(str(path), weights, recorded, None, figures)
+
+
+def to_nanogpt(found: Pretrained, vocab_size: int, dataset: str, training: Fields) -> Fields:
+    """Return the content of ckpt.pt, for nanoGPT's sample.py and its --init_from=resume.
+
+    Args:
+        found: Weights of a GPT.
+        vocab_size: Rows of the embedding to keep, without those of padding.
+        dataset: Name of the folder in nanoGPT's data/ that has meta.pkl.
+        training: Content of the checkpoint of ours with these weights; empty: none. The state of
+            its AdamW is kept if it has nanoGPT's two groups over all parameters.
+
+    Raises:
+        UserError: The head is not the embedding.
+    """
+    config = found.config()
+    if not config.tie_weights:
+        raise UserError(
+            f"{found.source} has a head of its own, and nanoGPT's is the embedding: give --to the "
+            "name of a folder, for transformers"
+        )
+    weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
+    # a copy: torch.save writes the rows of the padding with a view
+    weights[HEAD] = weights[WTE] = weights[WTE][:vocab_size].clone()
+    with torch.device("meta"):  # the order of named_parameters() is nanoGPT's
+        names = [name for name, _ in build(None, config).named_parameters()]
+    ours = training.get("hyper_parameters", {})
+    rates = {"lr": ours.get("learning_rate", 1e-3), "betas": ours.get("betas", (0.9, 0.95))}
+    matrices = [weights[name] for name in names if weights[name].dim() >= 2]
+    others = [weights[name] for name in names if weights[name].dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": ours.get("weight_decay", 0.1)},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, **rates).state_dict()
+    trained = training.get("optimizer_states", [{"param_groups": []}])[0]
+    if ours.get("optimizer") == "adamw" and len(trained["param_groups"]) == 2:
+        state = {n: dict(trained["state"][n]) for n in sorted(trained["state"])}
+        state[0] |= {key: state[0][key][:vocab_size].clone() for key in ("exp_avg", "exp_avg_sq")}
+        shapes = [values["exp_avg"].shape for values in state.values()]
+        if shapes == [tensor.shape for tensor in matrices + others]:
+            optimizer["state"] = state
+    keys = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
+    arguments = {key: getattr(config, key) for key in keys} | {"vocab_size": vocab_size}
+    return {
+        "model": weights,
+        "optimizer": optimizer,
+        "model_args": arguments,
+        "iter_num": found.figures.get("step", 0),
+        "best_val_loss": found.figures.get("val_loss", 1e9),
+        "config": arguments | {"dataset": dataset, "activation": config.activation},
+    }
 
 
 def nanogpt_meta_files(path: Path, content: Fields) -> list[Path]:

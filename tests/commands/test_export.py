@@ -11,6 +11,7 @@ import torch
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.export import tokenizer_files
+from gpt_lightning.data.formats import extras
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -108,9 +109,54 @@ def test_an_import_is_equal_and_a_second_export_too(bias):
     assert all(torch.equal(again.weights[name], tensor) for name, tensor in ours.items())
     assert again.figures == {"step": 12, "tokens": 3456, "val_loss": 1.2345}
     for source in ("again.ckpt", "hf"):
-        assert main(["export", source, "--to", f"from {source}"]) == 0
-        assert files(f"from {source}") == files("hf")
+        assert main(["export", source, "--to", f"from {Path(source).stem}"]) == 0
+        assert files(f"from {Path(source).stem}") == files("hf")
     assert len({path.stat().st_mode for path in Path("hf").iterdir()}) == 1
+
+
+def test_nanogpt_goes_on_with_the_weights_and_adamws_state(text_file, capsys):
+    """Its optimizer has two groups, matrices and others, in the order of named_parameters()."""
+    shape = "--model.config={n_layer: 1, n_head: 2, n_embd: 8, block_size: 8, vocab_size: 32}"
+    fit = ["fit", f"--data.text_file={text_file}", "--data.tokenizer=char", shape]
+    fit += ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--samples.max_new_tokens=0"]
+    assert main([*fit, "--data.batch_size=2", "--run_name=mine"]) == 0
+    (path,) = Path("lightning_logs/mine").rglob("*.ckpt")
+    assert main(["export", str(path), "--to", "data/abc/ckpt.pt"]) == 0
+    assert "step 3, AdamW's state" in capsys.readouterr().out
+    theirs = torch.load("data/abc/ckpt.pt")
+    found, trained = read_source(str(path)), torch.load(path)["optimizer_states"][0]
+    characters = len(found.tokenizer["characters"])
+    model = GPT(GPTConfig(**theirs["model_args"]))
+    model.load_state_dict(theirs["model"])
+    named = dict(model.named_parameters())
+    groups = [[n for n, p in named.items() if (p.dim() >= 2) == large] for large in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": [named[n] for n in group]} for group in groups])
+    optimizer.load_state_dict(theirs["optimizer"])
+    order = groups[0] + groups[1]
+    for number, name in enumerate(order):
+        rows = slice(characters) if name == "transformer.wte.weight" else slice(None)
+        for key in ("exp_avg", "exp_avg_sq"):
+            expected = trained["state"][number][key][rows]
+            assert torch.equal(optimizer.state[named[name]][key], expected)
+    assert theirs["iter_num"] == 3
+    assert theirs["config"]["dataset"] == "abc"
+    again = read_source("data/abc/ckpt.pt")
+    assert again.tokenizer == found.tokenizer
+    assert all(torch.equal(again.weights[n][:8], found.weights[n][:8]) for n in again.weights)
+
+
+@pytest.mark.parametrize("what", ["tokenizer", "head", "characters", "suffix"])
+def test_what_nanogpt_cannot_have(what, capsys):
+    tokenizer = ByteTokenizer() if what == "tokenizer" else CharTokenizer(CHARACTERS)
+    size = {"vocab_size": tokenizer.vocab_size, "tie_weights": what != "head"}
+    write_checkpoint(Path(NAME), dataclasses.replace(TINY, **size), tokenizer)
+    Path("out").mkdir()
+    if what == "characters":
+        Path("out/meta.pkl").write_bytes(extras("nanogpt", CharTokenizer("abc"))["meta.pkl"])
+    out = "out/x.safetensors" if what == "suffix" else "out/ckpt.pt"
+    assert main(["export", NAME, "--to", out]) == 2
+    assert "give" in capsys.readouterr().err
+    assert not Path(out).exists()
 
 
 @pytest.mark.parametrize("name", ["char", "byte"])

@@ -87,6 +87,31 @@ def test_prompts_of_different_lengths_have_the_texts_that_they_have_alone(model)
         assert [line for line in together if line["prompt"] == prompt] == alone
 
 
+def test_json_is_a_line_for_each_text_and_nothing_else(model, capsys):
+    expected = lines("--num_samples", "3", "--min_p", "0.1", "--repetition_penalty", "1.2")
+    capsys.readouterr()
+    how = ("--num_samples", "3", "--min_p", "0.1", "--repetition_penalty", "1.2", "--json")
+    assert [json.loads(line) for line in printed(capsys, *how).splitlines()] == expected
+    assert expected != lines("--num_samples", "3")
+
+
+def test_a_terminal_is_asked_for_prompts(model, monkeypatch, capsys):
+    first = printed(capsys, "--prompt", "ab")
+    second = "cd" + lines("--prompt", "cd", "--num_samples", "2")[1]["text"]  # the next seed
+    capsys.readouterr()
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    typed = ["cd", "ab"]
+
+    def answer(asked):
+        if not typed:
+            raise EOFError
+        return typed.pop()
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert printed(capsys) == first + f"\n{second}\n\n"
+
+
 def test_texts_of_equal_length_are_one_batch(model, monkeypatch):
     rows = []
     step = Decoder.__call__

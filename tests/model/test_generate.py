@@ -6,7 +6,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED
-from gpt_lightning.model.generate import filter_top_k, filter_top_p, generate, sample_token
+from gpt_lightning.model.generate import (
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+    generate,
+    penalized,
+    sample_token,
+)
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
@@ -99,10 +106,18 @@ def test_padding_rows_are_never_sampled(model):
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(0.7, None, 0.9), (1.3, 20, None), (0.7, 40, 0.8), (1.0, 3, 0.99), (2.0, 500, 0.3)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (0.7, None, 0.9, None),
+        (1.3, 20, None, 0.3),
+        (0.7, 40, 0.8, 0.05),
+        (1.0, 3, 0.99, 0.5),
+        (2.0, 500, 0.3, 1.0),
+    ],
 )
-def test_the_tokens_to_sample_from_are_those_of_transformers(temperature, top_k, top_p, ties):
+def test_the_tokens_to_sample_from_are_those_of_transformers(
+    temperature, top_k, top_p, min_p, ties
+):
     from transformers.generation import logits_process as theirs
 
     logits = torch.randn(1000, 97, generator=torch.Generator().manual_seed(0)) * 3
@@ -113,7 +128,22 @@ def test_the_tokens_to_sample_from_are_those_of_transformers(temperature, top_k,
         expected = theirs.TopKLogitsWarper(top_k)(None, expected)
     if top_p is not None:
         expected = theirs.TopPLogitsWarper(top_p)(None, expected)
-    assert torch.equal(filter_top_p(filter_top_k(logits / temperature, top_k), top_p), expected)
+    if min_p is not None:
+        expected = theirs.MinPLogitsWarper(min_p)(None, expected)
+    ours = filter_top_p(filter_top_k(logits / temperature, top_k), top_p)
+    assert torch.equal(filter_min_p(ours, min_p), expected)
+
+
+def test_the_repetition_penalty_is_that_of_transformers(model):
+    transformers = pytest.importorskip("transformers")
+    penalty = transformers.RepetitionPenaltyLogitsProcessor(1.3)
+    tokens = torch.tensor([[3, 1, 3], [2, 5, 6]])
+    logits = torch.randn(2, 97, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(penalized(logits, tokens, 1.3), penalty(tokens, logits))
+    plain, other = (generate(model, tokens, 9, 0.0, repetition_penalty=p) for p in (1.0, 1e6))
+    assert len(plain[0].unique()) < len(other[0].unique()) == 11  # no token comes again
+    with pytest.raises(UserError, match=r"repetition_penalty 0\.0; expected"):
+        generate(model, tokens, 1, repetition_penalty=0.0)
 
 
 def test_draws_are_from_the_tokens_that_every_filter_keeps():
@@ -141,16 +171,17 @@ def test_draws_are_from_the_tokens_that_every_filter_keeps():
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": 0.0, "top_p": 2.0},
+        {"min_p": 0.0},
     ],
 )
 def test_python_has_the_bounds_of_the_command(model, how):
-    with pytest.raises(UserError, match="expected at least 0, at least 1 or None, and above 0"):
+    with pytest.raises(UserError, match="expected at least 0, at least 1 or None"):
         generate(model, torch.tensor([[1]]), 1, **how)
 
 
 @pytest.mark.parametrize(("tokens", "new"), [(1, -1), (0, 1)])
 def test_lengths_have_bounds(model, tokens, new):
-    with pytest.raises(UserError, match=f"idx has {tokens} tokens, max_new_tokens is {new};"):
+    with pytest.raises(UserError, match=f"idx has {tokens} tokens, max_new_tokens is {new},"):
         generate(model, torch.ones(1, tokens, dtype=torch.int64), new)
 
 

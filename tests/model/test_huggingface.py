@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.model.huggingface import to_huggingface
 from gpt_lightning.runs.checkpoint import RunRecord
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.runs.sources import initial_weights
+from gpt_lightning.runs.sources import initial_weights, read_source
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -266,6 +267,28 @@ def test_a_function_that_ours_does_not_compute(key, value, folder):
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {key: value}))
     assert f"{key} is {value}" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_layer", 1),
+        ("n_embd", "many"),
+        ("n_positions", 32),
+        ("n_head", 5),
+        ("resid_pdrop", 2),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_a_configuration_that_contradicts_the_tensors(key, value, folder):
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {key: value}))
+    message = refusal(folder)
+    assert f"config.json: {key} is {json.dumps(value)}, but " in message
+    fix = re.search(r"set it to ([\w.]+)", message)[1]
+    if key != "n_head":
+        (folder / "config.json").write_text(json.dumps(settings | {key: json.loads(fix)}))
+        read_source(str(folder))
 
 
 def test_weights_of_another_model(theirs, tmp_path):

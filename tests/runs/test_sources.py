@@ -239,7 +239,10 @@ def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
 
 @pytest.mark.parametrize(
     ("spec", "fix"),
-    [({"name": "byte"}, "set data.tokenizer to char"), ({"name": "char"}, "'c'.: make data of its")],
+    [
+        ({"name": "byte"}, "set data.tokenizer to char"),
+        ({"name": "char"}, "'c'.: make data of its"),
+    ],
 )
 def test_weights_to_train_further_are_of_the_tokens_of_the_data(spec, fix, tmp_path):
     theirs = {"name": "char", "characters": "ab"}
