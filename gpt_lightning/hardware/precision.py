@@ -108,7 +108,8 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", "this GPU has no bfloat16"
     if kind != "cpu":
         return "32-true", f"nothing faster is known to be safe on {kind}"
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 has none
+    # torch 2.10 has none
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if units := [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]:
         return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
     return "32-true", "PyTorch reports no bfloat16 units of this CPU"

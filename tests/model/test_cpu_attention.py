@@ -115,6 +115,7 @@ def test_the_outputs_are_laid_out_as_the_model_reads_them():
 )
 def test_where_it_runs(T, hs, dtype, units, expected, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: CAPABILITIES | units, raising=False)
+    monkeypatch.setattr(cpu_attention, "library", lambda: (None, ""))
     assert cpu_attention.runs(T, hs, dtype) == expected
 
 
@@ -137,6 +138,7 @@ def test_compiled_code_calls_it_where_it_runs(there, p, draws, monkeypatch):
 @pytest.mark.parametrize(("bf16", "kernel"), [(True, "avx512"), (False, "naive")])
 def test_a_run_names_it(bf16, kernel, monkeypatch):
     monkeypatch.setattr(cpu_attention, "cpu_has_kernel", lambda: True)
+    monkeypatch.setattr(cpu_attention, "library", lambda: (None, ""))
     model = GPT(GPTConfig(1, 1, 32, block_size=32, vocab_size=8))
     compile_in_place(model, "cpu")
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):

@@ -108,7 +108,7 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("rows", "curve", "line"),
     [
-        (None, "shakespeare-mps", "run has no metrics.jsonl"),
+        (None, "shakespeare-mps", "'run' has no metrics.jsonl"),
         ([], "shakespeare-mp", "no curve 'shakespeare-mp'"),
         ([{"step": 1, "val/loss": 2.0}], "llm.c", "the tokens of llm.c"),
         ([{"step": 1, "val/loss": 2.0, "perf/tokens": 5.0}], "llm.c", "the tokens of llm.c"),

@@ -141,5 +141,5 @@ def test_room_for_one_more_file_is_asked_for_before_the_first_step(tmp_path, mon
     with pytest.raises(UserError, match=r"new has 10 MB left, and a checkpoint takes some 9 MB"):
         check_writable(tmp_path / "new", room - SPARE_BYTES + 1)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="cannot write to"):
+    with pytest.raises(UserError, match="file is no folder"):
         check_writable(tmp_path / "file" / "x", 0)

@@ -99,7 +99,7 @@ def test_what_is_no_file_is_refused_at_once(kind, file):
     else:
         file.mkdir()
     for check in (check_digest, read_checkpoint, DurableCheckpointIO().load_checkpoint):
-        with pytest.raises(UserError, match=f"is {kind}, not a checkpoint"):
+        with pytest.raises(UserError, match=f"is {kind}, not a file: give a checkpoint"):
             check(file)
 
 

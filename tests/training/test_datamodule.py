@@ -36,7 +36,7 @@ def test_a_mixture_of_other_tokens_is_refused(tmp_path, text_file, capsys):
     prepare_text(text_file, tmp_path / "data" / "chars", "char")
     mixture = '--data.mixture={"one": 1, "chars": 1}'
     assert main(["fit", *TINY, mixture, "--trainer.max_steps=1"]) == 2
-    assert "chars and one are made of other tokens (char, byte)" in capsys.readouterr().err
+    assert "chars and one are made of other tokens (char and byte)" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"data.dataset and data.mixture given"):
         TokenDataModule(dataset="one", mixture={"two": 1.0})
 

@@ -25,7 +25,7 @@ def cpu_has_kernel() -> bool:
 
     With AMX PyTorch's products are several times as fast; the kernel has no AMX instructions.
     """
-    units = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 has none
+    units: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 has none
     return bool(units.get("avx512_bf16")) and not units.get("amx_bf16")
 
 
