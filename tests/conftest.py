@@ -48,15 +48,16 @@ def parsers() -> Iterator[None]:
     from lightning.pytorch.cli import LightningCLI  # xdist's own process has no need of it
 
     prepare = LightningCLI._prepare_subcommand_parser
-    built: dict[str, Any] = {}
+    built: dict[Any, Any] = {}
 
     def prepare_once(self, klass, subcommand, **kwargs):
         if len(self.subcommands()) > 1:  # help and completion of all commands change their parsers
             return prepare(self, klass, subcommand, **kwargs)
-        if subcommand not in built:
+        key = subcommand, *self.classes
+        if key not in built:
             parser = prepare(self, klass, subcommand, **kwargs)
-            built[subcommand] = parser, self._subcommand_method_arguments[subcommand]
-        parser, self._subcommand_method_arguments[subcommand] = built[subcommand]
+            built[key] = parser, self._subcommand_method_arguments[subcommand]
+        parser, self._subcommand_method_arguments[subcommand] = built[key]
         return parser
 
     with pytest.MonkeyPatch.context() as patch:

@@ -2,15 +2,18 @@
 
 import logging
 import os
+import re
 import signal
+import sys
 import threading
 import warnings
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -21,9 +24,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.model.network import cause
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
@@ -33,8 +39,15 @@ from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.rerun import joined
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
+# section with a class -> what serves those whose class is not derived from ours
+INSTEAD = {
+    "model": "a network of your own is --model.network, see docs/tutorials/own_network.md",
+    "data": "other data are for lightning.Trainer, see docs/python.md",
+}
+OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -43,7 +56,68 @@ class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
     """Parser of Lightning with errors of one line, which reads runs of earlier versions."""
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
-        return super().parse_string(removed.edited(cfg_str), *args, **kwargs)
+        return super().parse_string(flat(removed.edited(cfg_str)), *args, **kwargs)
+
+
+# ---- subclasses of our classes ------------------------------------------------------------------
+
+
+def class_of(section: str, base: type, words: list[str]) -> type:
+    """Return the class of a section: the subclass that its class_path names, or our own.
+
+    Args:
+        section: model or data.
+        base: Our class.
+        words: Arguments of the command, from as_key.
+
+    Raises:
+        UserError: The class cannot be imported, or is no subclass of ours.
+    """
+    named = [base.__name__]
+    for option, _, value in (word.partition("=") for word in words):
+        if option == "--config":
+            found = as_dict(parsing.read_config(parsing.config_file(value)).get(section))
+            named.append(found.get("class_path", named[-1]))
+        elif option == f"--{section}.class_path":
+            named.append(value)
+    try:
+        kind: Any = base if named[-1] == base.__name__ else resolve_name(named[-1])
+        if not issubclass(kind, base):
+            raise TypeError(f"it is no {base.__name__}")
+    except Exception as error:  # any code may raise any error
+        raise UserError(
+            f"{section}.class_path {named[-1]} cannot be used ({cause(error)}): name a subclass of "
+            f"gpt_lightning.{base.__name__}, of an installed package or of a file in the current "
+            f"folder, such as my_file.MyClass; {INSTEAD[section]}"
+        ) from error
+    if section == "model":  # the parser finds the keys model.config.* by it
+        kind.__init__.__annotations__.setdefault("config", GPTConfig)
+    return kind
+
+
+def as_key(word: str) -> str:
+    """Return an option of LightningCLI's subclass mode, such as --model=my.Module, as a key."""
+    word = re.sub(r"^--(model|data)=(?=[A-Za-z_][\w.]*$)(?!.*\.ya?ml$)", r"--\1.class_path=", word)
+    return re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word)
+
+
+def flat(config: str) -> str:
+    """Return the YAML of a configuration with the sections' init_args beside their class_path."""
+    settings = yaml.safe_load(config) if "init_args" in config else None
+    sections = [as_dict(as_dict(settings).get(name)) for name in INSTEAD]
+    if not any("init_args" in section for section in sections):
+        return config
+    for section in sections:
+        section.update(as_dict(section.pop("init_args", None)))
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def as_dict(value: Any) -> Fields:
+    """Return a value of YAML if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+# ---- settings and the command line --------------------------------------------------------------
 
 
 class SaveConfig(SaveConfigCallback):
@@ -97,7 +171,7 @@ class GPTCLI(LightningCLI):
     6. _run_subcommand: Trainer.fit, validate, test or predict.
 
     Args:
-        args: Arguments of LightningCLI.
+        args: GPTModule and TokenDataModule, from which the classes of the run are derived.
         folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
         kwargs: Keyword arguments of LightningCLI.
     """
@@ -109,7 +183,12 @@ class GPTCLI(LightningCLI):
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.argv: list[str] = kwargs["args"]
         kwargs["save_config_kwargs"] = {"argv": self.argv}
-        super().__init__(*args, **kwargs)
+        words = joined(self.argv)
+        keys = [as_key(word) for word in words]
+        self.classes = [class_of(*each, keys) for each in zip(INSTEAD, args, strict=True)]
+        if keys != words:
+            kwargs["args"] = keys
+        super().__init__(*cast(Any, self.classes), **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
         """Return the command that runs, as the parser of each takes 60 ms; all of them for help."""
@@ -120,6 +199,8 @@ class GPTCLI(LightningCLI):
         for key, name in EVERY_RUN.items():
             callback = resolve_name(f"gpt_lightning.training.callbacks.{name}")
             parser.add_lightning_class_args(callback, key)
+        for section in INSTEAD:
+            parser.add_argument(f"--{section}.class_path", type=str, default=SUPPRESS, help=OWN)
         parser.add_class_arguments(TaskSettings, "evaluation")
         parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
 
@@ -153,6 +234,11 @@ class GPTCLI(LightningCLI):
         config = self.config[str(self.subcommand)]
         trainer = config.trainer
         config.run_name = self.run_name()  # config.yaml has it, to run it again
+        # Lightning would take the section for one of its subclass mode
+        self.class_paths = {name: config[name].pop("class_path", None) for name in INSTEAD}
+        for (section, path), kind in zip(self.class_paths.items(), self.classes, strict=True):
+            if path and path.rpartition(".")[2] != kind.__name__:  # it stands in {...}
+                raise UserError(f"{section}.class_path {path}: give it as --{section}.class_path")
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         for line in ranks.take_world(trainer, self.argv):
             rank_zero_only(print)(line)
@@ -270,6 +356,9 @@ class GPTCLI(LightningCLI):
         if self.model.settings.optimizer == "muon":
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 check_supported(callback, "unsupported_with_muon")
+        for section, path in self.class_paths.items():
+            if path is not None:  # config.yaml has it
+                self.config[str(self.subcommand)][section]["class_path"] = path
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)
@@ -316,8 +405,9 @@ def quiet_lightning() -> None:
 def quiet_process() -> Iterator[None]:
     """Silence what the banner replaces, and put back what a run has changed in this process.
 
-    These are environment variables, signal handlers, the hook for errors in threads, levels of
-    loggers, warning filters, and PyTorch's precision, determinism and benchmark flags.
+    These are environment variables, the search path of modules, signal handlers, the hook for
+    errors in threads, levels of loggers, warning filters, and PyTorch's precision, determinism and
+    benchmark flags.
     docs/architecture.md lists what has no way back.
     """
     variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}
@@ -329,6 +419,8 @@ def quiet_process() -> Iterator[None]:
         stack.callback(torch.use_deterministic_algorithms, deterministic)
         for module, name in ((torch.backends.cudnn, "benchmark"), (threading, "excepthook")):
             stack.callback(setattr, module, name, getattr(module, name))
+        stack.callback(sys.path.__setitem__, slice(None), [*sys.path])
+        sys.path.append("")  # classes of one's own in the current folder
         quiet_lightning()
         try:
             yield

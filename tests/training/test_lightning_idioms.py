@@ -204,3 +204,48 @@ def test_an_evaluation_of_no_batch_is_an_error(own_folder, capsys, command):
     key = f"trainer.limit_{command.replace('validate', 'val')}_batches"
     assert main([command, "--data.text_file=text.txt", f"--{key}=0"]) == 2
     assert f"{key} is 0, which leaves no batch: set it to 1 or more" in capsys.readouterr().err
+
+
+OWN_CLASSES = """
+import lightning as L
+from gpt_lightning import GPTModule, TokenDataModule
+
+class Module(GPTModule):
+    def __init__(self, config, aux: float = 0.1, **settings):
+        super().__init__(config, **settings)
+        self.save_hyperparameters()
+
+class Data(TokenDataModule):
+    def __init__(self, skip: int = 0, **settings):
+        super().__init__(**settings)
+
+class Other(L.LightningModule):
+    pass
+"""
+
+
+def test_classes_of_ones_own_from_the_command_line(own_folder, capsys):
+    Path("mine.py").write_text(OWN_CLASSES)
+    shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: null}"
+    Path("mine.yaml").write_text(
+        f"model: {{class_path: mine.Module, init_args: {{aux: 0.7, config: {shape}}}}}\n"
+        "data: {text_file: text.txt, tokenizer: char, batch_size: 2}\n"
+        "trainer: {accelerator: cpu, max_steps: 2, limit_val_batches: 1}\n"
+    )
+    own = ["--data", "mine.Data", "--data.init_args.skip", "3"]
+    fit = ["fit", "--config", "mine.yaml", "--samples.max_new_tokens=0"]
+    assert main([*fit, *own, "--model.config.n_layer=2"]) == 0
+    run = Path("lightning_logs/mine/version_0")
+    text = (run / "config.yaml").read_text()
+    assert all(f"class_path: mine.{name}\n" in text for name in ("Module", "Data"))
+    (checkpoint,) = (run / "checkpoints").glob("*.ckpt")
+    assert read_checkpoint(checkpoint).record.config.n_layer == 2
+    assert torch.load(checkpoint)["hyper_parameters"]["aux"] == 0.7
+    assert main(["validate", str(run)]) == main(["sample", str(run), "--prompt", "a"]) == 0
+    assert main(["resume", str(run), "--trainer.max_steps=4"]) == 0
+    assert main([*fit, "--model", '{"class_path": "mine.Data"}']) == 2
+    assert "--model.class_path" in capsys.readouterr().err
+    assert main([*fit, "--model", "mine.Other"]) == 2
+    error = capsys.readouterr().err
+    assert "model.class_path mine.Other" in error
+    assert "docs/tutorials/own_network.md" in error
