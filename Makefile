@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults mutants stubs pages docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults mutants stubs versions pages docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -57,6 +57,21 @@ mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the ch
 
 stubs: $(DEV) ## Write the types of keyword arguments from the settings (training/keywords.pyi)
 	$(BIN)/python tests/stubs.py
+
+# Each environment takes up to 6 GB of disk and ten minutes, and is removed. One of them:
+#     make try-newest PYTHON=python3.13
+PINS_pinned := -c constraints.txt
+PINS_lowest := 'torch==2.10.*' 'jsonargparse==4.43.*' 'numpy==1.26.*'
+PINS_torch-2.11 := 'torch==2.11.*'
+PINS_newest :=
+
+versions: try-pinned try-lowest try-torch-2.11 try-newest ## Try other versions of PyTorch and of the other packages (an hour, 6 GB)
+
+try-%:
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	  $(PYTHON) -m venv "$$folder/venv" && \
+	  "$$folder/venv/bin/python" -m pip install $(PIP) --no-compile '.[dev]' $(PINS_$*) && \
+	  "$$folder/venv/bin/python" tests/versions.py $*
 
 pages: $(DEV) ## Measure the pages in benchmarks/ that take minutes, compare with the last time
 	$(BIN)/python benchmarks/pages.py

@@ -53,7 +53,8 @@ def test_stock_counts_no_flops_of_attention_on_a_cpu():
     q = torch.randn(1, 2, 16, 8)
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert counter.get_total_flops() == 0  # pytorch#195460: we count on the meta device
+    # pytorch#195460: we count on the meta device; torch 2.15 counts 2 products of 2 T * T * C
+    assert counter.get_total_flops() in (0, 4 * 16 * 16 * 16)
 
 
 def test_stock_turns_float16_into_bfloat16_on_a_cpu():
