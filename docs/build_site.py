@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
+PROJECT = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+CELL, TEXT = re.compile(r"<t[dh]\b[^>]*>.*?</t[dh]>", re.DOTALL), re.compile(r"(?<=>)[^<]+")
+# between two words of a name: model.n_layer, GPTConfig, loader.py:12
+WORD_END = re.compile(r"(?<=[_./=])(?=[A-Za-z])|(?<=:)(?=\w)|(?<=[a-z])(?=[A-Z])")
 LINK = re.compile(r"\]\(([^)\s#]+)[^)\s]*\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # what a browser loads by itself, unlike the target of a link
@@ -40,21 +42,13 @@ def linked_files(page: Path) -> set[Path]:
 
 def navigation() -> list[Path]:
     """Return the pages of the navigation."""
-
-    def pages(entry: Any) -> Iterator[Path]:
-        if isinstance(entry, str):
-            yield ROOT / entry
-        else:
-            for part in entry.values() if isinstance(entry, dict) else entry:
-                yield from pages(part)
-
-    return list(pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    return [ROOT / name for name in re.findall(r"[\w/]+\.md", str(PROJECT["nav"]))]
 
 
 def pages_and_files() -> set[Path]:
-    """Return the pages of the navigation, and every file that they lead to."""
+    """Return the pages of the navigation, every file that they lead to, and the style sheets."""
     found: set[Path] = set()
-    left = set(navigation())
+    left = {*navigation(), *(ROOT / name for name in PROJECT["extra_css"])}
     while left:
         path = left.pop()
         if not path.is_file():  # Zensical skips a missing page of the navigation
@@ -102,12 +96,19 @@ def copy_pages() -> None:
         page.write(command_help())
 
 
+def break_names(html: str) -> str:
+    """Return a page on which a line of a table may end between two words of a name."""
+    return CELL.sub(lambda c: TEXT.sub(lambda text: WORD_END.sub("<wbr>", text[0]), c[0]), html)
+
+
 def main() -> None:
     """Build the site, and end with an error if a link is broken or a page needs the network."""
     copy_pages()
     zensical = Path(sys.executable).parent / "zensical"
     if subprocess.run([zensical, "build", "--strict", "--clean"], cwd=ROOT, check=False).returncode:
         sys.exit("error: the pages are in build/site-source, as copies: correct the originals")
+    for path in SITE.rglob("*.html"):
+        path.write_text(break_names(path.read_text(encoding="utf-8")), encoding="utf-8")
     pages = [*SITE.rglob("*.html"), *SITE.rglob("*.css")]
     online = [path for path in pages if LOADED.search(path.read_text(encoding="utf-8"))]
     if online:

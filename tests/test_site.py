@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
 build_site = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(build_site)
+# searched words, and the page that explains them
+SEARCHED = {"resume": "resume", "mfu": "metrics", "export": "models", "tokenizer": "data"}
+SEARCHED |= dict.fromkeys(("early stopping", "gradient clipping"), "lightning")
+SEARCHED |= {"gradient accumulation": "lightning", "own network": "tutorials/own_network"}
+SEARCHED |= dict.fromkeys(("learning rate schedule", "mixed precision"), "configuration")
 
 
 @pytest.fixture
@@ -58,6 +63,10 @@ def test_the_site_has_every_page_command_and_docstring(copied):
     assert "Number of positions whose logits are in memory" in python
     found = json.loads((site / "search.json").read_text())
     assert any("loss_chunk" in item.get("text", "") for item in found["items"])
+    for words, page in SEARCHED.items():
+        items = [item for item in found["items"] if item["location"].startswith(f"docs/{page}.")]
+        assert any(words in f"{i['title']} {i['text']}".lower() for i in items), (words, page)
+    assert '<span class="n">result</span>' in python  # the example of a docstring
 
 
 @pytest.mark.slow

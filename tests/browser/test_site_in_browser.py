@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from test_site import SEARCHED
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -81,3 +82,27 @@ def test_the_search_finds_a_setting(page, address):
     found = page.get_by_text("loss_chunk").count()
     assert found > 0
     assert page.wanted == []
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_the_search_finds_the_page_of_a_subject(page, address, words):
+    page.goto(address + "index.html")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("/")
+    page.keyboard.type(words, delay=10)
+    page.wait_for_timeout(1000)
+    links = [link.get_attribute("href") for link in page.locator("a[href*='?h=']").all()]
+    assert any(f"docs/{SEARCHED[words]}.html" in link for link in links[:3]), links
+
+
+def test_a_table_scrolls_within_itself_on_a_phone_and_a_button_makes_it_dark(page, address):
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(address + "docs/lightning.html")
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cell = page.locator("td", has_text="reload_dataloaders_every_n_epochs").first
+    assert cell.evaluate("e => e.scrollWidth <= e.clientWidth")
+    assert cell.bounding_box()["width"] < 390 / 2
+    for name, scheme in (("light mode", "default"), ("dark mode", "slate")):
+        page.get_by_title(f"Switch to {name}").locator("visible=true").click()
+        assert page.locator("body").get_attribute("data-md-color-scheme") == scheme

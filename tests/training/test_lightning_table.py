@@ -335,10 +335,19 @@ HEAD = """# Lightning's Trainer in `gpt-lightning fit`
 
 Every argument of Lightning's Trainer, every callback and every logger that comes with Lightning,
 and what `gpt-lightning fit` does with it. *works*: it does what Lightning documents. *error*: one
-line on standard error, exit code 2, and nothing is written. The last column has the reason, or the
-effect. `tests/training/lightning.yaml` holds these rows, and a test runs each of them. A key is
+line on standard error, exit code 2, and nothing is written. The last column has the effect or
+the reason. `tests/training/lightning.yaml` holds these rows, and a test runs each of them. A key is
 written `--trainer.NAME VALUE`, or below `trainer:` in YAML; [configuration.md](configuration.md)
 has the other keys.
+
+## Gradient clipping, gradient accumulation, early stopping
+
+| wanted | options of `gpt-lightning fit` |
+| --- | --- |
+| gradient clipping by norm | `--trainer.gradient_clip_val 1.0` |
+| gradient clipping by value | the same, and `--trainer.gradient_clip_algorithm value` |
+| gradient accumulation | `--trainer.accumulate_grad_batches 4`, or `--data.tokens_per_step N` |
+| early stopping | `--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss` |
 """
 
 
@@ -346,7 +355,8 @@ def document() -> str:
     """Return the text of docs/lightning.md."""
     parts = [HEAD]
     for title, rows in TABLES.items():
-        parts.append(f"## {title}\n\n| name | given | verdict | |\n| --- | --- | --- | --- |")
+        parts.append(f"## {title}\n\n| name | given | verdict | effect or reason |")
+        parts.append("| --- | --- | --- | --- |")
         for row in rows:
             given = (
                 row.get("given", {}).items() if "callbacks" not in row.get("objects", {}) else ()
