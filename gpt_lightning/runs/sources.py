@@ -178,8 +178,16 @@ def open_model(source: str, device: str, network: Any) -> tuple[str, Any, Tokeni
 def load_model(source: str | Path, network: Any = None) -> tuple[Any, Tokenizer]:
     """Return a trained model, on the CPU and in evaluation mode, and the tokenizer of its data.
 
+    Example:
+        ```python
+        model, tokenizer = load_model("lightning_logs/quickstart")
+        prompt = torch.tensor([tokenizer.encode("Once upon a time").tolist()])
+        print(tokenizer.decode(generate(model, prompt, 100)[0].tolist()))
+        ```
+
     Args:
-        source: Argument of `read_source`.
+        source: Run folder, checkpoint, folder in Hugging Face's format, ckpt.pt of nanoGPT, or a
+            name such as gpt2; `read_source` has the others.
         network: Argument of GPTModule, for the weights of a network of one's own.
 
     Raises:

@@ -185,7 +185,10 @@ def fit(
     """Train as `gpt-lightning fit` does, and return the outcome.
 
     Example:
-        fit("quickstart", {"trainer.max_steps": 100, "model.learning_rate": 1e-3}, run_name="short")
+        ```python
+        result = fit("quickstart", {"trainer.max_steps": 100}, run_name="short")
+        print(result.best_loss, result.run_folder)
+        ```
 
     Args:
         configs: Configurations, by path or by name, and mappings from keys of the command line to
