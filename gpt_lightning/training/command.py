@@ -24,7 +24,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
@@ -73,20 +72,20 @@ def class_of(section: str, base: type, words: list[str]) -> type:
     Raises:
         UserError: The class cannot be imported, or is no subclass of ours.
     """
-    named = [base.__name__]
+    name = base.__name__
     for option, _, value in (word.partition("=") for word in words):
         if option == "--config":
-            found = as_dict(parsing.read_config(parsing.config_file(value)).get(section))
-            named.append(found.get("class_path", named[-1]))
+            keys = parsing.read_config(parsing.config_file(value)).get(section)
+            name = keys.get("class_path", name) if isinstance(keys, dict) else name
         elif option == f"--{section}.class_path":
-            named.append(value)
+            name = value
     try:
-        kind: Any = base if named[-1] == base.__name__ else resolve_name(named[-1])
+        kind: Any = base if name == base.__name__ else resolve_name(name)
         if not issubclass(kind, base):
             raise TypeError(f"it is no {base.__name__}")
     except Exception as error:  # any code may raise any error
         raise UserError(
-            f"{section}.class_path {named[-1]} cannot be used ({cause(error)}): name a subclass of "
+            f"{section}.class_path {name} cannot be used ({cause(error)}): name a subclass of "
             f"gpt_lightning.{base.__name__}, of an installed package or of a file in the current "
             f"folder, such as my_file.MyClass; {INSTEAD[section]}"
         ) from error
@@ -103,18 +102,11 @@ def as_key(word: str) -> str:
 
 def flat(config: str) -> str:
     """Return the YAML of a configuration with the sections' init_args beside their class_path."""
-    settings = yaml.safe_load(config) if "init_args" in config else None
-    sections = [as_dict(as_dict(settings).get(name)) for name in INSTEAD]
-    if not any("init_args" in section for section in sections):
-        return config
+    settings = yaml.safe_load(config) if "init_args" in config else {}
+    sections = [settings[name] for name in INSTEAD if "init_args" in settings.get(name, ())]
     for section in sections:
-        section.update(as_dict(section.pop("init_args", None)))
-    return yaml.safe_dump(settings, sort_keys=False)
-
-
-def as_dict(value: Any) -> Fields:
-    """Return a value of YAML if it is a mapping, else an empty one."""
-    return value if isinstance(value, dict) else {}
+        section |= section.pop("init_args") or {}
+    return yaml.safe_dump(settings, sort_keys=False) if sections else config
 
 
 # ---- settings and the command line --------------------------------------------------------------
@@ -183,11 +175,8 @@ class GPTCLI(LightningCLI):
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.argv: list[str] = kwargs["args"]
         kwargs["save_config_kwargs"] = {"argv": self.argv}
-        words = joined(self.argv)
-        keys = [as_key(word) for word in words]
+        kwargs["args"] = keys = [as_key(word) for word in joined(self.argv)]
         self.classes = [class_of(*each, keys) for each in zip(INSTEAD, args, strict=True)]
-        if keys != words:
-            kwargs["args"] = keys
         super().__init__(*cast(Any, self.classes), **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
@@ -214,14 +203,14 @@ class GPTCLI(LightningCLI):
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
-        begins = any(arg.partition("=")[0] == "--ckpt_path" for arg in args) and config.ckpt_path
+        begins = "ckpt_path" in parsing.typed_values(args) and config.ckpt_path
         if begins and config.resume not in ("auto", "never") and self.config.subcommand == "fit":
             raise UserError(
                 f"--resume {config.resume} continues a run, and --ckpt_path {begins} begins a new "
                 "one from a checkpoint: leave out one of the two"
             )
         seed = config.seed_everything
-        if seed is not True and not 0 <= seed < 2**32:
+        if not 0 <= seed < 2**32:
             raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
 
     def _parse_ckpt_path(self) -> None:
