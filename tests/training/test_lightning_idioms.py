@@ -1,5 +1,6 @@
 """What engineers write with Lightning by habit: subclasses, own loaders, metrics, data alone."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import lightning as L
@@ -199,6 +200,41 @@ def test_metrics_of_torchmetrics_are_logged():
     assert found["val/loss"] > 0
 
 
+class Replacing(L.Callback):
+    """Puts an optimizer that changes nothing in place of the module's, in the second step."""
+
+    def __init__(self, hook):
+        self.weights, self.replaced = [], False
+        setattr(self, hook, self.replace)
+
+    def replace(self, trainer, module, *args):
+        if trainer.global_step == 1 and not self.replaced:
+            self.replaced = True
+            trainer.optimizers = [torch.optim.SGD(module.parameters(), lr=0.0)]
+
+    def on_train_batch_end(self, trainer, module, *args):
+        self.weights.append(module.model.transformer.wpe.weight.detach().clone())
+
+
+@pytest.mark.parametrize(
+    ("hook", "own_steps"),
+    [
+        ("on_train_batch_start", 1),
+        ("on_before_zero_grad", 2),
+        ("on_before_backward", 2),
+        ("on_after_backward", 2),
+        ("on_before_optimizer_step", 2),
+    ],
+)
+def test_an_optimizer_is_replaced_in_any_hook(hook, own_steps):
+    """A hook inside the optimizer's step replaces it from the next step on, as for any module."""
+    callback = Replacing(hook)
+    trainer = stock(max_steps=4, callbacks=[callback])
+    trainer.fit(GPTModule(CONFIG, schedule="constant"), loader(TOKENS))
+    steps = [not torch.equal(a, b) for a, b in pairwise(callback.weights)]
+    assert steps == [n < own_steps for n in range(1, 4)]
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_an_evaluation_of_no_batch_is_an_error(own_folder, capsys, command):
     key = f"trainer.limit_{command.replace('validate', 'val')}_batches"
@@ -241,7 +277,9 @@ def test_classes_of_ones_own_from_the_command_line(own_folder, capsys):
     (checkpoint,) = (run / "checkpoints").glob("*.ckpt")
     assert read_checkpoint(checkpoint).record.config.n_layer == 2
     assert torch.load(checkpoint)["hyper_parameters"]["aux"] == 0.7
-    assert main(["validate", str(run)]) == main(["sample", str(run), "--prompt", "a"]) == 0
+    assert main(["validate", str(run), "--ckpt_path=last"]) == 0
+    assert main(["validate", "--ckpt_path", "best", "--config", f"{run}/config.yaml"]) == 0
+    assert main(["sample", str(run), "--prompt", "a"]) == 0
     assert main(["resume", str(run), "--trainer.max_steps=4"]) == 0
     assert main([*fit, "--model", '{"class_path": "mine.Data"}']) == 2
     assert "--model.class_path" in capsys.readouterr().err
