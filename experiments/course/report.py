@@ -86,7 +86,7 @@ def run(argv: list[str]) -> int:
     """
     args = make_parser().parse_args(argv)
     chosen = options.listed(args, "sections", options.one_of(SECTIONS))
-    (device,) = options.devices(args)[:1]
+    device = options.listed(args, "device", options.device)[0]
     folder = Path(args.out or ROOT / ("course-quick" if args.quick else "course"))
     for machine in args.machines:
         if not list(Path(machine).glob(f"*/{RESULTS}")):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench import COLUMNS
-from gpt_lightning.tables.options import DEVICE, devices
+from gpt_lightning.tables.options import DEVICE, device, listed
 from gpt_lightning.tables.rows import Values
 from gpt_lightning.tables.sweep import Bench
 
@@ -31,8 +31,8 @@ PUBLISHED = (
 def read_sums(args: Any) -> list[Values]:
     """Return every published sum on every device."""
     return [
-        {"device": device, **dict(zip(FIELDS, row, strict=True))}
-        for device in devices(args)
+        {"device": name, **dict(zip(FIELDS, row, strict=True))}
+        for name in listed(args, "device", device)
         for row in PUBLISHED
     ]
 

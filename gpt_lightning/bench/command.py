@@ -10,6 +10,7 @@ import importlib.util
 import pkgutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from gpt_lightning import bench
 from gpt_lightning.output import wrapped
@@ -25,9 +26,7 @@ def find_benches() -> dict[str, str]:
 
 def source(module: str) -> str:
     """Return the text of a module that is not imported."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None, module
-    assert spec.origin is not None, module
+    spec: Any = importlib.util.find_spec(module)
     return Path(spec.origin).read_text(encoding="utf-8")
 
 

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,9 +46,7 @@ KINDS: dict[type[nn.Module], str] = {
 
 def place(name: str) -> str:
     """Convert the name of a device; CUDA_RULES is one."""
-    if name == CUDA_RULES:
-        return name
-    return options.devices(SimpleNamespace(device=name))[0]
+    return name if name == CUDA_RULES else options.device(name)
 
 
 BENCH = Bench(
@@ -90,13 +87,9 @@ def measure_dtypes(device: str, autocast: str, model: str) -> Fields:
 
 def toy() -> nn.Module:
     """Return the toy model of the systems course, (B, 20) to (B, 5)."""
-    layers = {
-        "fc1": nn.Linear(20, 10, bias=False),
-        "relu": nn.ReLU(),
-        "ln": nn.LayerNorm(10),
-        "fc2": nn.Linear(10, 5, bias=False),
-    }
-    return nn.Sequential(OrderedDict(layers))
+    layers = OrderedDict(fc1=nn.Linear(20, 10, bias=False), relu=nn.ReLU())
+    layers |= OrderedDict(ln=nn.LayerNorm(10), fc2=nn.Linear(10, 5, bias=False))
+    return nn.Sequential(layers)
 
 
 def observe(name: str, dtype: torch.dtype, device: str) -> dict[tuple[str, str], Tensor]:

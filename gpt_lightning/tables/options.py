@@ -97,16 +97,14 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def devices(args: Any) -> list[str]:
-    """Return the devices of --device, with auto resolved.
+def device(text: str) -> str:
+    """Convert the name of a device, with auto resolved.
 
     Raises:
         UserError: This machine has no such device.
     """
-    names = listed(args, "device", one_of(("auto", "cpu", "mps", "cuda")))
-    for name in names:
-        check_accelerator(name, "--device")
-    return list(dict.fromkeys(device_kind(name) for name in names))
+    check_accelerator(one_of(("auto", "cpu", "mps", "cuda"))(text), "--device")
+    return device_kind(text)
 
 
 # ---- options that benchmarks share ---------------------------------------------------------------
@@ -182,14 +180,9 @@ def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - 
     return shared("warmup", default, "Steps before the measured ones.", type)
 
 
-DEVICE = Option(
-    "device",
-    "auto",
-    "Any of cpu, mps, cuda and auto, separated by commas.",
-    lambda args: [{"device": device} for device in devices(args)],
+DEVICE = axis(
+    "device", "device", "auto", device, "Any of cpu, mps, cuda and auto, separated by commas."
 )
-
-
 MEMORY_LIMIT = shared(
     "memory_gib",
     None,

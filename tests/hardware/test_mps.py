@@ -175,8 +175,9 @@ def test_the_ladder_has_a_batch_for_a_mac_and_skips_tf32(mac, monkeypatch):
 
 
 def test_the_best_device_is_the_gpu_of_a_mac(mac):
-    assert options.devices(SimpleNamespace(device="auto")) == ["mps"]
-    assert options.devices(SimpleNamespace(device="mps,cpu")) == ["mps", "cpu"]
+    assert options.DEVICE.read(SimpleNamespace(device="auto")) == [{"device": "mps"}]
+    both = SimpleNamespace(device="mps,auto,cpu")
+    assert options.DEVICE.read(both) == [{"device": "mps"}, {"device": "cpu"}]
     both = sweep.machine_of([{"device": "cpu"}, {"device": "mps"}], [])
     assert both["device"].endswith("; Apple")
     for accelerator in ("auto", "mps", "gpu", "cpu"):
