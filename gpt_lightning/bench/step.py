@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def fit_optimizer(model: nn.Module, device: torch.device, dtype: str) -> torch.o
     return optim.make_adamw(model.named_parameters(), Settings(learning_rate=1e-4), fused)
 
 
+@dataclass(eq=False)
 class Training:
     """Training of a model that maps tokens and targets to a loss, on one batch again and again.
 
@@ -86,27 +88,22 @@ class Training:
         updates: Run the optimizer; False: only free the gradients.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        dtype: str,
-        compiled: bool = False,
-        micro_batches: int = 1,
-        optimizer: torch.optim.Optimizer | None = None,
-        norm: str = "clip",
-        updates: bool = True,
-    ):
-        self.device = batch[0].device
-        self.model = model.to(self.device)
-        self.batch = batch
-        self.dtype = dtype
-        if compiled:
-            compile_in_place(model, self.device.type)
-        self.compiled, self.micro_batches = compiled, micro_batches
-        self.optimizer = optimizer or fit_optimizer(model, self.device, dtype)
-        self.norm, self.updates = norm, updates
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
+    model: nn.Module
+    batch: Batch
+    dtype: str
+    compiled: bool = False
+    micro_batches: int = 1
+    optimizer: Any = None
+    norm: str = "clip"
+    updates: bool = True
+
+    def __post_init__(self) -> None:
+        self.device = self.batch[0].device
+        self.model.to(self.device)
+        if self.compiled:
+            compile_in_place(self.model, self.device.type)
+        self.optimizer = self.optimizer or fit_optimizer(self.model, self.device, self.dtype)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == "fp16")
         self.times: timing.Times = {}  # milliseconds of the last block's steps
         self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
         self.loss, self.graphs = 0.0, 0  # the first step's

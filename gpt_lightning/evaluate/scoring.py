@@ -11,6 +11,7 @@ lm_eval/utils.py, get_rolling_token_windows).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -78,6 +79,7 @@ def windows(request: Request, block_size: int) -> Iterator[tuple[np.ndarray, int
         begin, n = end, request.stride or block_size
 
 
+@dataclass(eq=False)
 class Scorer:
     """Compute log-likelihoods of requests under a model.
 
@@ -92,22 +94,17 @@ class Scorer:
         beat: Function that is called before each batch.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Tokenizer,
-        batch_size: int = 16,
-        dtype: torch.dtype | None = None,
-    ):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.dtype = dtype
+    model: nn.Module
+    tokenizer: Tokenizer
+    batch_size: int = 16
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
         self.beat: Callable[[], None] = lambda: None
-        self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none
-        self.block_size = cast(GPTConfig, model.config).block_size
-        self._ours = has_our_forward(model)
-        self._body: Any = model.transformer if self._ours else model
+        self._start = np.array(start_tokens(self.tokenizer, ""))  # context of a text without any
+        self.block_size = cast(GPTConfig, self.model.config).block_size
+        self._ours = has_our_forward(self.model)
+        self._body: Any = self.model.transformer if self._ours else self.model
 
     def after(self, context: np.ndarray, tokens: np.ndarray) -> Request:
         """Return the request that scores tokens, (n,), after those of a context, (m,)."""
