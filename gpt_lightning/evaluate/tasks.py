@@ -27,7 +27,7 @@ from gpt_lightning.evaluate.scoring import Request, Score, Scorer
 from gpt_lightning.files import Fields, explained, file_sha256, locked, write_atomic, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.parsing import pick
-from gpt_lightning.tables.rows import Console, column, row_type
+from gpt_lightning.tables.rows import Console, row_type
 
 HARNESS = "lm-evaluation-harness"
 TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
@@ -197,51 +197,6 @@ class Perplexity:
         ]
 
 
-def read_text(
-    scorer: Scorer, source: str, split: str, stride: int | None, limit: int | None, data: str
-) -> tuple[Fields, str]:
-    """Return the item of the task, tokens and their text, and the part that it is of the source.
-
-    Args:
-        scorer: Scorer of the model.
-        source: Text file in UTF-8; or a prepared dataset: its folder, its name in `data`, or a URL.
-        split: Split of a dataset.
-        stride: Tokens that each window but the first one scores; None: block_size.
-        limit: Number of windows; None: all.
-        data: Folder of prepared datasets.
-
-    Raises:
-        UserError: The text is missing, empty, not UTF-8 or outside the tokenizer's vocabulary, the
-            dataset was made with another tokenizer, or the stride is above block_size.
-    """
-    T, tokenizer = scorer.block_size, scorer.tokenizer
-    if (stride or 1) > T:
-        raise UserError(f"--stride {stride} is above the model's block_size: give 1 to {T}")
-    if Path(source).is_file():
-        with explained("read", source, "give the path of a text file"):
-            content = Path(source).read_bytes()
-        try:
-            tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
-        except ValueError as error:  # not UTF-8, or a character outside the vocabulary
-            raise UserError(f"{source} is no text for {tokenizer.name}: {error}") from error
-        n_tokens = len(tokens)
-    else:
-        dataset = TokenDataset(source, Path(data), cache_limit_gb=20.0)
-        if dataset.manifest.tokenizer != (spec := tokenizer.spec()):
-            theirs = dataset.manifest.tokenizer["name"]
-            found = f"was made with {theirs}, the model's tokens are those of {spec['name']}"
-            raise UserError(f"{source} {found} (or another vocabulary of it): give a text file")
-        stream = dataset.stream(split, 1, "--text DIR")
-        n_tokens = len(stream)
-    longest = n_tokens if limit is None else min(n_tokens, 1 + T + (limit - 1) * (stride or T))
-    tokens = tokens[:longest] if Path(source).is_file() else stream.windows(np.zeros(1), longest)[0]
-    text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eot_token])
-    if not text:
-        raise UserError(f"{source} is empty: give it some text")
-    part = f"the first {longest - 1:,} of {n_tokens - 1:,} tokens" if longest < n_tokens else ""
-    return {"tokens": tokens, "text": text, "stride": stride}, part
-
-
 TASKS: dict[str, HellaSwag | Lambada | WikiText | Perplexity] = {
     "hellaswag": HellaSwag(),
     "lambada": Lambada(),
@@ -279,6 +234,7 @@ def task_names(text: str, known: Iterable[str] = TASKS) -> list[str]:
     return list(dict.fromkeys(pick(name, known, "no task") for name in text.split(",")))
 
 
+@dataclass(eq=False)
 class Task:
     """Task with its items and the requests that they make of a model.
 
@@ -299,42 +255,70 @@ class Task:
         notes: Facts about the items that readers of the numbers need.
     """
 
-    def __init__(
-        self,
-        name: str,
-        scorer: Scorer,
-        data: str | None = None,
-        limit: int | None = None,
-        text: str = "",
-        split: str = "val",
-        stride: int | None = None,
-    ):
-        self.name = name
-        self._scorer = scorer
+    name: str
+    scorer: Scorer
+    data: str | None = None
+    limit: int | None = None
+    text: str = ""
+    split: str = "val"
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
         self.notes = []
-        if name in FILES:
-            path = find_file(name, data)
-            items = read_items(path)
-            n = len(items)
-            part = f"the first {limit:,} of {n:,} items" if limit and limit < n else ""
-            if file_sha256(path) != FILES[name]["sha256"]:
+        if self.name in FILES:
+            path = find_file(self.name, self.data)
+            items, part = read_items(path), ""
+            if self.limit and self.limit < len(items):
+                part = f"the first {self.limit:,} of {len(items):,} items"
+            if file_sha256(path) != FILES[self.name]["sha256"]:
                 self.notes.append(f"{path} is not the file of the published figures")
             if not items:
                 raise UserError(f"{path} has no items: get it again")
         else:
-            item, part = read_text(scorer, text, split, stride, limit, data or "data")
-            items = [(text, item)]
+            item, part = self._read_text()
+            items = [(self.text, item)]
         self.notes += [f"partial: {part}"] if part else []
-        self._items, self._requests = [item for _, item in items[:limit]], []
-        for where, item in items[:limit]:
+        self._items, self._requests = [item for _, item in items[: self.limit]], []
+        for where, item in items[: self.limit]:
             try:
-                self._requests.append(list(TASKS[name].requests(item, scorer)))
+                self._requests.append(list(TASKS[self.name].requests(item, self.scorer)))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
-                raise UserError(f"{where}, an item of {name}: {reason_of(error)}") from error
+                raise UserError(f"{where}, an item of {self.name}: {reason_of(error)}") from error
+
+    def _read_text(self) -> tuple[Fields, str]:
+        """Return the item of perplexity, tokens and their text, and the part of the source."""
+        source, scorer, tokenizer = self.text, self.scorer, self.scorer.tokenizer
+        T, step = scorer.block_size, self.stride or scorer.block_size
+        if step > T:
+            raise UserError(f"--stride {step} is above the model's block_size: give 1 to {T}")
+        if Path(source).is_file():
+            with explained("read", source, "give the path of a text file"):
+                content = Path(source).read_bytes()
+            try:
+                tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
+            except ValueError as error:  # not UTF-8, or a character outside the vocabulary
+                raise UserError(f"{source} is no text for {tokenizer.name}: {error}") from error
+            n_tokens = len(tokens)
+        else:
+            dataset = TokenDataset(source, Path(self.data or "data"), cache_limit_gb=20.0)
+            if dataset.manifest.tokenizer != (spec := tokenizer.spec()):
+                theirs = dataset.manifest.tokenizer["name"]
+                found = f"was made with {theirs}, the model's tokens are those of {spec['name']}"
+                raise UserError(f"{source} {found} (or another vocabulary of it): give a text file")
+            stream = dataset.stream(self.split, 1, "--text DIR")
+            n_tokens = len(stream)
+        longest = min(n_tokens, 1 + T + (self.limit - 1) * step) if self.limit else n_tokens
+        whole = Path(source).is_file()
+        tokens = tokens[:longest] if whole else stream.windows(np.zeros(1), longest)[0]
+        text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eot_token])
+        if not text:
+            raise UserError(f"{source} is empty: give it some text")
+        part = f"the first {longest - 1:,} of {n_tokens - 1:,} tokens" if longest < n_tokens else ""
+        return {"tokens": tokens, "text": text, "stride": self.stride}, part
 
     def run(self) -> Result:
         """Return the result, on all ranks."""
-        scores = iter(self._scorer.score(list(chain(*self._requests))))
+        scores = iter(self.scorer.score(list(chain(*self._requests))))
         groups = [list(islice(scores, len(requests))) for requests in self._requests]
         return Result(self.name, TASKS[self.name].metrics(self._items, groups), self.notes, groups)
 
@@ -405,10 +389,8 @@ def read_items(path: Path) -> list[tuple[str, Any]]:
 
 # a metric, ours beside the published figures of the four sizes of GPT-2
 Row = row_type(
-    "task protocol metric ours:.4f stderr:.4f gpt2:.4f gpt2_medium:.4f gpt2_large:.4f gpt2_xl:.4f",
-    task=column("task", width=11),
-    protocol=column("protocol", width=21),
-    metric=column("metric", width=18),
+    "task:/11 protocol:/21 metric:/18 ours:.4f stderr:.4f gpt2:.4f gpt2_medium:.4f gpt2_large:.4f "
+    "gpt2_xl:.4f"
 )
 
 

@@ -16,7 +16,7 @@ from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_curves
 from gpt_lightning.tables.pictures import plot_runs
-from gpt_lightning.tables.rows import Console, column, row_type, write_report
+from gpt_lightning.tables.rows import Console, row_type, write_report
 
 PICTURE = "curves.png"
 # split -> its curve in runs/history.py, and its name
@@ -26,9 +26,7 @@ SPLITS = {
     "batch": ("train", "loss of steps"),
 }
 # one loss of the run, and the published curve at as many tokens
-AgainstRow = row_type(
-    "split tokens ours:.4f theirs:.4f difference:+.4f", tokens=column("tokens", ",.0f", 13)
-)
+AgainstRow = row_type("split tokens:,.0f/13 ours:.4f theirs:.4f difference:+.4f")
 
 
 def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:

@@ -21,11 +21,11 @@ from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import RESULTS, Console, Verdict, column, row_type, write_report
+from gpt_lightning.tables.rows import RESULTS, Console, Verdict, row_type, write_report
 
 Figure = dict[str, str]  # row of reference/figures.csv
 Outcome = tuple[str, str, str]  # ours, verdict, note
-FigureRow = row_type("figure theirs ours verdict note", figure=column("figure", width=46))
+FigureRow = row_type("figure:/46 theirs ours verdict note")
 
 
 def run_report(name: str, root: Path, argv: list[str]) -> int:

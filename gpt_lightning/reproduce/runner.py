@@ -1,7 +1,7 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, Tables, Verdict, column, row_type, write_report
+from gpt_lightning.tables.rows import Console, Row, Tables, Verdict, row_type, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
@@ -36,22 +36,19 @@ from gpt_lightning.training.module import GPTModule
 PICTURE = "losses.png"
 # one published loss and ours; without a verdict if ours is of fewer batches than theirs
 LossRow = row_type(
-    "rung step:d split theirs:.6f ours:.6f difference:+.6f tolerance:g verdict step_ms:,.1f "
-    "tokens_per_sec batches:d",
-    rung=column("rung", width=17),
-    theirs=column("theirs", ".6f", 9),
-    ours=column("ours", ".6f", 9),
+    "rung:/17 step:d split theirs:.6f/9 ours:.6f/9 difference:+.6f tolerance:g verdict "
+    "step_ms:,.1f tokens_per_sec batches:d"
 )
 # outcome of a rung
 RungRow = row_type(
-    "rung verdict device losses:d drifted:d worst_difference:.2g step_ms:,.1f "
+    "rung:/17 verdict device losses:d drifted:d worst_difference:.2g step_ms:,.1f "
     "tokens_per_sec mfu peak_memory_gib attention speedup:.2f "
     "published_step_ms:,.1f published_tokens_per_sec published_mfu "
-    "published_speedup:.2f note",
-    rung=column("rung", width=17),
+    "published_speedup:.2f note"
 )
 
 
+@dataclass(eq=False)
 class CaseRun:
     """Run rungs one after the other, and write all results again after each new one.
 
@@ -63,25 +60,20 @@ class CaseRun:
         resume: True if the rungs continue from their checkpoints in the folder.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        changes: Sequence[str],
-        folder: Path,
-        argv: list[str],
-        resume: bool = False,
-    ):
-        self.case = case
-        self.changes = changes
-        self.folder = folder
-        self.resume = resume
-        self.each_step = case.kind == "steps"
+    case: Case
+    changes: Sequence[str]
+    folder: Path
+    argv: list[str]
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        self.each_step = self.case.kind == "steps"
         self.losses: list[Row] = []
         self.rungs: list[Row] = []
         self.settings: list[Row] = []
-        self.machine = machine_record(argv)
+        self.machine = machine_record(self.argv)
         machine = [f"{name:<9} {fact}" for name, fact in self.machine.items()]
-        self._head = [case.title, *machine]  # printed when a rung's settings are checked
+        self._head = [self.case.title, *machine]  # printed when a rung's settings are checked
 
     def skip(self, rung: Rung, reason: str) -> None:
         """Add a row without numbers, with the reason."""

@@ -33,7 +33,7 @@ from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
-from gpt_lightning.tables.rows import Console, Row, Verdict, column, row_type
+from gpt_lightning.tables.rows import Console, Row, Verdict, row_type
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
@@ -53,13 +53,7 @@ SettingRow = row_type("rung setting theirs ours verdict")
 TEXT = "".join(f"a text of another author, line {i}\n" for i in range(20_000))
 BREAKS = yaml_beside(__file__, "breaks.yaml")
 # setting of a rung that was broken, and what the comparison saw
-BreakRow = row_type(
-    "case rung setting value broken_to verdict seen_as",
-    case=column("case", width=22),
-    rung=column("rung", width=17),
-    setting=column("setting", width=31),
-    value=column("value", width=15),
-)
+BreakRow = row_type("case:/22 rung:/17 setting:/31 value:/15 broken_to verdict seen_as")
 
 
 def compare_settings(rung: Rung, ours: Fields) -> list[Row]:

@@ -46,24 +46,22 @@ def column(title: str, spec: str = "", width: int = 0, console: bool = True) -> 
     return dataclasses.field(default=None, metadata=metadata)
 
 
-def row_type(names: str, **columns: Any) -> type[Row]:
+def row_type(names: str) -> type[Row]:
     """Make a dataclass of rows from the names of its columns.
 
     Args:
-        names: Names in their order, separated by spaces. NAME:FORMAT has a format of its own, else
-            the unit at the end of the name decides. The console leaves out -NAME. Its title has
-            words for underscores, and the units that people write.
-        columns: Columns that need more than a name, each made by `column`.
+        names: Names in their order, separated by spaces. NAME:FORMAT or NAME:FORMAT/WIDTH has a
+            format and a width on the console of its own, else the unit at the end of the name
+            decides. The console leaves out -NAME. Its title has words for underscores, and the
+            units that people write.
     """
     fields = []
     for word in names.split():
-        name, colon, spec = word.removeprefix("-").partition(":")
-        if name not in columns:
-            spec = spec if colon else by_unit("formats", name, "")
-            parts = name.replace("_", " ").replace(" per sec", "/s").split(" ")
-            title = " ".join(UNITS["words"].get(part, part) for part in parts)
-            columns[name] = column(title, spec, 7, console=not word.startswith("-"))
-        fields.append((name, Any, columns[name]))
+        name, colon, form = word.removeprefix("-").partition(":")
+        spec, _, width = (form if colon else by_unit("formats", name, "")).partition("/")
+        parts = name.replace("_", " ").replace(" per sec", "/s").split(" ")
+        title = " ".join(UNITS["words"].get(part, part) for part in parts)
+        fields.append((name, Any, column(title, spec, int(width or 7), word[0] != "-")))
     return dataclasses.make_dataclass("Row", fields, frozen=True)
 
 
