@@ -70,9 +70,7 @@ def test_threads_take_turns_though_each_deletes_the_file(tmp_path: Path) -> None
     assert set(most) == {1}
 
 
-def test_without_locks_there_is_one_warning_and_another_error_is_one(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_without_locks_there_is_one_warning_and_another_error_is_one(tmp_path, monkeypatch, capsys):
     def flock(descriptor: int, how: int) -> None:
         raise OSError(codes[0], os.strerror(codes.pop(0)))
 

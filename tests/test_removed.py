@@ -1,6 +1,5 @@
 """Settings of earlier versions: dropped with their old default, one line with another value."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,9 +56,7 @@ def test_trained_weights_are_read_unless_they_would_mean_something_else() -> Non
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_each_row_is_read_from_a_config_and_is_one_line_on_the_command_line(
-    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_row_is_read_from_a_config_and_is_one_line_on_the_command_line(key, tmp_path, capsys):
     row, config = REMOVED[key], tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(nested(key, row.get("default", "auto"))))
     assert main(["fit", "--config", str(config), "--print_config"]) == 0

@@ -37,8 +37,8 @@ def corpus(lengths: list[int], before: bool) -> np.ndarray:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(("n_shards", "piece_tokens"), [(1, 2), (2, 2**21), (7, 50)])
 def test_lengths_are_the_documents_whatever_the_shards_and_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, n_shards: int, piece_tokens: int
-) -> None:
+    tmp_path, monkeypatch, before, n_shards, piece_tokens
+):
     monkeypatch.setattr("gpt_lightning.data.shards.PIECE_TOKENS", piece_tokens)
     rng = np.random.default_rng(n_shards)
     lengths = [1, 0, 63, 64, 65, *rng.integers(0, 200, 30).tolist()]
@@ -52,9 +52,7 @@ def test_lengths_are_the_documents_whatever_the_shards_and_pieces(
     assert found.median() == np.quantile(expected, 0.5, method="inverted_cdf")
 
 
-def test_table_and_peek(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_and_peek(tmp_path, monkeypatch, capsys):
     tokenizer = build_tokenizer("gpt2")
     texts = ["The first document.", "And a second one, which is longer.", "Third."]
     documents = [tokenizer.encode(text) for text in texts]
@@ -73,9 +71,7 @@ def test_table_and_peek(
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 1), (3, 7), (40, 1000)])
-def test_a_peek_is_the_text_at_the_offset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int, length: int
-) -> None:
+def test_a_peek_is_the_text_at_the_offset(tmp_path, capsys, offset, length):
     text = "to be, or not to be: that is the question"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     save(tmp_path, tokenizer.encode(text), [2, 20], tokenizer.spec())
@@ -85,9 +81,7 @@ def test_a_peek_is_the_text_at_the_offset(
     assert "has no end-of-text token: documents are unknown" in said
 
 
-def test_without_a_tokenizer_tokens_are_shown_as_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_tokenizer_tokens_are_shown_as_numbers(tmp_path, capsys):
     save(tmp_path, np.arange(90), [], {"name": "none"})
     data("inspect", str(tmp_path), offset=5, length=3)
     said = capsys.readouterr().out

@@ -283,9 +283,7 @@ def test_our_shards_without_their_manifest_are_no_dataset(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("position", [49, 50])
-def test_the_scan_at_start_names_the_position(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
-) -> None:
+def test_the_scan_at_start_names_the_position(tmp_path, monkeypatch, position):
     monkeypatch.setattr("gpt_lightning.data.shards.PIECE_TOKENS", 50)
     tokens = random_tokens(1000)
     tokens[position] = VOCAB

@@ -172,9 +172,7 @@ def test_tokenizers_that_keep_text(tmp_path: Path) -> None:
     assert made.decode(made.encode("word")) == " word"
 
 
-def test_a_tokenizer_json_that_changes_during_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_json_that_changes_during_the_run(tmp_path, monkeypatch):
     of_bytes(tmp_path / "tokenizer.json")
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n')

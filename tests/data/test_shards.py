@@ -44,9 +44,7 @@ def stream_of(folder: Path) -> TokenStream:
 
 
 @pytest.mark.parametrize("length", [1, 3, 11, 50, 100])
-def test_windows_across_borders_equal_the_concatenation(
-    dataset: Path, tokens: np.ndarray, length: int
-) -> None:
+def test_windows_across_borders_equal_the_concatenation(dataset, tokens, length):
     stream = stream_of(dataset)
     starts = np.random.default_rng(1).permutation(len(tokens) - length + 1)
     windows = stream.windows(starts, length)

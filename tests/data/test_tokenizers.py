@@ -69,9 +69,7 @@ def test_gpt2_is_tiktokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build_tokenizer("gpt2").encode(text).tolist() == expected
 
 
-def test_gpt2_neither_imports_its_package_nor_writes_a_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpt2_neither_imports_its_package_nor_writes_a_cache(monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/dev/null/cannot-be-written")
     tokenizers._encoding.cache_clear()
     assert build_tokenizer("gpt2").encode("hello world").tolist() == [31373, 995]

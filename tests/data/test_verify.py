@@ -39,9 +39,7 @@ def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2
 @pytest.mark.parametrize("piece_tokens", [128, 2**21])
-def test_every_flipped_bit_is_found(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, piece_tokens: int
-) -> None:
+def test_every_flipped_bit_is_found(dataset, monkeypatch, piece_tokens):
     monkeypatch.setattr("gpt_lightning.data.shards.PIECE_TOKENS", piece_tokens)
     path = dataset / "train-00002.npy"
     whole = path.read_bytes()
@@ -85,9 +83,7 @@ def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("left", [128, 30_001])
-def test_truncation_while_reading_is_a_line_and_no_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
+def test_truncation_while_reading_is_a_line_and_no_signal(tmp_path, monkeypatch, left):
     folder = write_dataset(tmp_path, [np.zeros(50_000, np.uint16)], VOCAB)
 
     def add(*_: object) -> None:

@@ -114,9 +114,7 @@ def test_measuring_leaves_no_trace(dtype: str, high_precision: None) -> None:
         ("fp64", torch.float64, "highest"),
     ],
 )
-def test_only_tf32_rounds_the_factors(
-    dtype: str, multiplied: torch.dtype, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_tf32_rounds_the_factors(dtype, multiplied, precision, monkeypatch):
     seen = set()
 
     def rate(n: int, device: torch.device, kind: torch.dtype, seconds: float) -> float:
@@ -172,9 +170,7 @@ def test_measured_peak_is_real(cache_file: Path, monkeypatch: pytest.MonkeyPatch
     assert peak.label in line
 
 
-def test_the_best_rate_of_each_dtype_and_thread_count_is_kept(
-    cache_file: Path, rates: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_rate_of_each_dtype_and_thread_count_is_kept(cache_file, rates, monkeypatch):
     rates += [1e12, 9e12, 0.5e12, 2e12]
     found = [measured_peak(CPU, dtype).flops for dtype in ("fp32", "bf16", "fp32", "fp32")]
     assert found == [1e12, 9e12, 1e12, 2e12]  # a busy machine lowers nothing, an idle one raises
@@ -196,9 +192,7 @@ def test_a_corrupt_cache_is_replaced(cache_file: Path, rates: list[float], conte
     assert measured_peak(CPU, "fp32").flops == 1e12  # now from the file
 
 
-def test_a_full_disk_keeps_the_old_file(
-    cache_file: Path, rates: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_old_file(cache_file, rates, monkeypatch):
     rates += [1e12, 2e12]
     measured_peak(CPU, "fp32")
     before = cache_file.read_bytes()

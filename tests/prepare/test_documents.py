@@ -94,9 +94,7 @@ def test_every_text_comes_back(tmp_path: Path, writer: str) -> None:
     ],
 )
 @pytest.mark.parametrize("compressed", [False, True])
-def test_line_ends_and_mark_are_no_text(
-    tmp_path: Path, change: Callable[[bytes], bytes], compressed: bool
-) -> None:
+def test_line_ends_and_mark_are_no_text(tmp_path, change, compressed):
     content = change(lines(TEXTS, ascii_only=True))
     path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
     path.write_bytes(gzip.compress(content) if compressed else content)

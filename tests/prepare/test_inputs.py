@@ -85,9 +85,7 @@ def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("start", ['[\n{"text": "x"},', '[{"text": "x"},', "\n{"])
-def test_json_of_many_lines_is_refused_wherever_it_is(
-    memory: MemoryFileSystem, tmp_path: Path, start: str
-) -> None:
+def test_json_of_many_lines_is_refused_wherever_it_is(memory, tmp_path, start):
     """--errors skip would keep the one line of it that is an object."""
     content = f'{start}\n{{"text": "the last"}}\n'.encode()
     (tmp_path / "a b.json.gz").write_bytes(gzip.compress(content))
@@ -138,9 +136,7 @@ def test_links_are_followed_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(find_inputs(f"{source}/**/*.jsonl")) == 3
 
 
-def test_a_glob_descends_as_a_shells_words(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_glob_descends_as_a_shells_words(folder, tmp_path, capsys):
     (folder / "gone.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
     shell = [str(path) for path in sorted(folder.iterdir()) if path.exists()]
     names = [entry.name for entry in find_inputs(shell) if not entry.name.startswith(".")]
@@ -187,9 +183,7 @@ def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["part-00000", "a.jl", "-"])
 @pytest.mark.parametrize("content", [LINES, f'cut off"}}\n{LINES}', '[\n {"a": 1}]'])
-def test_json_under_another_name_is_never_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
-) -> None:
+def test_json_under_another_name_is_never_text(tmp_path, monkeypatch, name, content):
     path, out = tmp_path / name, tmp_path / "out"
     path.write_text(content)
     if name == "-":
@@ -290,9 +284,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", stdin)
 
 
-def test_standard_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_input(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     for _ in range(2):
         feed(monkeypatch, LINES.encode())
@@ -331,9 +323,7 @@ def files_at(memory: MemoryFileSystem, path: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["docs.jsonl", "one.txt"])
-def test_a_dataset_at_an_address(
-    memory: MemoryFileSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_dataset_at_an_address(memory, tmp_path, capsys, name):
     source, url = tmp_path / name, "memory://bucket/mine"
     source.write_text(LINES)
     options: dict[str, Any] = {"workers": 1, "data_dir": str(tmp_path / "data")}
@@ -368,9 +358,7 @@ def test_what_is_at_an_address_already(memory: MemoryFileSystem, tmp_path: Path)
     assert memory.cat_file("/bucket/mine/train.bin") == b"another program's tokens"
 
 
-def test_an_address_that_cannot_be_written_is_found_before_the_work(
-    memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_that_cannot_be_written_is_found_before_the_work(memory, tmp_path, monkeypatch):
     source = tmp_path / "docs.jsonl"
     source.write_text(LINES)
 
@@ -383,9 +371,7 @@ def test_an_address_that_cannot_be_written_is_found_before_the_work(
         prepare(str(source), out="memory://b/mine", workers=1, data_dir=str(tmp_path / "data"))
 
 
-def test_an_upload_that_fails_is_continued(
-    memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_fails_is_continued(memory, tmp_path, monkeypatch):
     source, url = tmp_path / "docs.jsonl", "memory://bucket/mine"
     real, uploads = MemoryFileSystem.put_file, []
 
@@ -448,9 +434,7 @@ def put(server: Server, name: str, text: str = LINES) -> str:
 @pytest.mark.slow  # aiohttp's import
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranges", [False, True])
-def test_lost_connections_and_busy_servers(
-    server: Server, tmp_path: Path, name: str, ranges: bool
-) -> None:
+def test_lost_connections_and_busy_servers(server, tmp_path, name, ranges):
     url = put(server, name, LINES * 900)
     server.headers = {"Accept-Ranges": "bytes"} if ranges else {}
     server.busy, server.cut = {name: 2}, {name: 3}
@@ -476,9 +460,7 @@ def test_a_server_that_stays_busy_and_one_that_is_gone(server: Server, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["ETag", "Last-Modified", ""])
-def test_documents_behind_a_url_that_change_in_place(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
+def test_documents_behind_a_url_that_change_in_place(server, tmp_path, capsys, key):
     url, out = put(server, "a.jsonl"), str(tmp_path / "out")
     for stamp in "12":
         server.headers = {key: stamp} if key else {}
@@ -495,9 +477,7 @@ def test_documents_behind_a_url_that_change_in_place(
 
 
 @pytest.mark.slow
-def test_a_url_that_changes_while_it_is_read(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_url_that_changes_while_it_is_read(server, tmp_path, monkeypatch):
     url = put(server, "a.jsonl")
     server.headers = {"Last-Modified": "1"}
     real = documents.Documents.contents

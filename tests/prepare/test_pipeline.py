@@ -81,18 +81,14 @@ def split_by_hash(text: str) -> int:
         ({"format": "llmc", "shard_tokens": 1000}, "3623199006951424"),
     ],
 )
-def test_the_bytes_of_the_first_versions(
-    source: Path, tmp_path: Path, settings: dict[str, Any], digest: str
-) -> None:
+def test_the_bytes_of_the_first_versions(source, tmp_path, settings, digest):
     """Runs resume on datasets that are made again."""
     prepare(str(source), out=str(tmp_path / "out"), workers=1, **settings)
     assert dataset_digest(tmp_path / "out") == digest
 
 
 @pytest.mark.parametrize("shard_tokens", [pytest.param(7, marks=pytest.mark.slow), 500, 10**8])
-def test_documents_held_out_by_hash(
-    source: Path, texts: list[str], tmp_path: Path, shard_tokens: int
-) -> None:
+def test_documents_held_out_by_hash(source, texts, tmp_path, shard_tokens):
     texts = texts[:40] if shard_tokens == 7 else texts
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     out = tmp_path / "out"
@@ -111,9 +107,7 @@ def test_documents_held_out_by_hash(
 
 
 @pytest.mark.parametrize("test_fraction", [0.0, 0.2])
-def test_the_last_documents_held_out(
-    source: Path, texts: list[str], tmp_path: Path, test_fraction: float
-) -> None:
+def test_the_last_documents_held_out(source, texts, tmp_path, test_fraction):
     """A document is in the split in which it begins."""
     out, fractions = tmp_path / "out", {"val_fraction": 0.3, "test_fraction": test_fraction}
     prepare(str(source), out=str(out), split_by="fraction", workers=1, **fractions)
@@ -129,9 +123,7 @@ def test_the_last_documents_held_out(
 
 
 @pytest.mark.parametrize("shuffle", [pytest.param(x, marks=pytest.mark.slow) for x in (None, 5)])
-def test_the_same_whatever_the_number_of_workers(
-    source: Path, tmp_path: Path, shuffle: int | None
-) -> None:
+def test_the_same_whatever_the_number_of_workers(source, tmp_path, shuffle):
     for count in (1, 2):
         options: dict[str, Any] = {"workers": count, "shard_tokens": 900, "shuffle": shuffle}
         prepare(str(source), out=str(tmp_path / f"out{count}"), **options)
@@ -140,9 +132,7 @@ def test_the_same_whatever_the_number_of_workers(
 
 
 @pytest.mark.parametrize("shuffle", [None, pytest.param(5, marks=pytest.mark.slow)])
-def test_the_same_whatever_the_pieces_and_buckets(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None
-) -> None:
+def test_the_same_whatever_the_pieces_and_buckets(source, tmp_path, monkeypatch, shuffle):
     settings: dict[str, Any] = {"shuffle": shuffle, "shard_tokens": 700, "workers": 1}
     prepare(str(source), out=str(tmp_path / "out"), **settings)
     for n_tokens, n_documents, bucket in ((64, 5, 300), (1, 1, 3000), (10**6, 7, 100)):
@@ -155,9 +145,7 @@ def test_the_same_whatever_the_pieces_and_buckets(
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
-def test_the_same_whatever_files_they_come_in(
-    source: Path, texts: list[str], tmp_path: Path, shuffle: int | None
-) -> None:
+def test_the_same_whatever_files_they_come_in(source, texts, tmp_path, shuffle):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(source.read_bytes()))
     pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet", row_group_size=30)
@@ -192,9 +180,7 @@ def test_input_that_makes_no_dataset(source: Path, tmp_path: Path, content: str,
 # ---- shuffled documents --------------------------------------------------------------------------
 
 
-def test_a_shuffle_sorts_by_the_keys_of_its_seed(
-    source: Path, texts: list[str], tmp_path: Path
-) -> None:
+def test_a_shuffle_sorts_by_the_keys_of_its_seed(source, texts, tmp_path):
     out = tmp_path / "out"
     for seed in (5, 6):
         prepare(str(source), out=str(out), shuffle=seed, val_fraction=0.0, workers=1)
@@ -221,9 +207,7 @@ def test_keys_are_distinct_whatever_piece_they_are_asked_for() -> None:
 # ---- a folder that is there already --------------------------------------------------------------
 
 
-def test_again_reads_nothing(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_again_reads_nothing(source, tmp_path, capsys):
     out = tmp_path / "out"
     prepare(str(source), out=str(out), workers=1)
     before = contents(out)
@@ -247,9 +231,7 @@ def test_again_reads_nothing(
     assert contents(out).keys() == before.keys()
 
 
-def test_a_dataset_of_touched_inputs_is_kept(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_of_touched_inputs_is_kept(source, tmp_path, capsys):
     out, workers = tmp_path / "out", 1
     prepare(str(source), out=str(out), workers=workers)
     before = dataset_digest(out)
@@ -275,9 +257,7 @@ def test_a_dataset_of_touched_inputs_is_kept(
 # ---- arrays of jobs ------------------------------------------------------------------------------
 
 
-def test_jobs_of_an_array(
-    source: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_an_array(source, tmp_path, capsys, monkeypatch):
     expected, units_made, out = clean(source, tmp_path), made(monkeypatch), tmp_path / "out"
     array = ["prepare", str(source), "--out", str(out), "--workers", "1", "--shard-count=3"]
     assert main([*array, "--merge", "true"]) == 2
@@ -340,9 +320,7 @@ def interrupt(source: Path, out: Path, n: int, step: str = "write_shard", **sett
             prepare(str(source), out=str(out), workers=1, **settings)
 
 
-def test_other_errors_after_a_damaged_document(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_other_errors_after_a_damaged_document(source, tmp_path, monkeypatch, capsys):
     with open(source, "a") as file:
         file.write("damaged\n")
     out, expected = tmp_path / "out", clean(source, tmp_path, errors="skip")
@@ -364,9 +342,7 @@ def test_other_errors_after_a_damaged_document(
 
 
 @pytest.mark.parametrize("change", ["touched", "longer", "repaired", "added", "settings"])
-def test_units_of_equal_contents_are_used_again(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_units_of_equal_contents_are_used_again(source, tmp_path, monkeypatch, change):
     out, folder = tmp_path / "out", tmp_path / "in"
     folder.mkdir()
     source = source.rename(folder / source.name)
@@ -390,12 +366,8 @@ def test_units_of_equal_contents_are_used_again(
 
 @pytest.mark.parametrize(("file_format", "shuffle"), [("npy", None), ("npy", 3), ("nanogpt", None)])
 def test_interrupted_in_the_shards_and_continued(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    file_format: str,
-    shuffle: int | None,
-) -> None:
+    source, tmp_path, monkeypatch, file_format, shuffle
+):
     out = tmp_path / "out"
     settings = {"shard_tokens": 1500, "shuffle": shuffle, "format": file_format}
     expected = clean(source, tmp_path, **settings)
@@ -419,9 +391,7 @@ def test_work_of_other_settings_stays(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [None, pytest.param(3, marks=pytest.mark.slow)])
-def test_damage_of_unfinished_work_never_reaches_the_dataset(
-    source: Path, tmp_path: Path, shuffle: int | None
-) -> None:
+def test_damage_of_unfinished_work_never_reaches_the_dataset(source, tmp_path, shuffle):
     settings: dict[str, Any] = {"shard_tokens": 1500, "shuffle": shuffle, "val_fraction": 0.3}
     out, expected = tmp_path / "out", clean(source, tmp_path, **settings)
     interrupt(source, out, 0, "write_shard" if shuffle is None else "scatter", **settings)
@@ -516,9 +486,7 @@ def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subp
         pytest.param("gpt2", 5, 11, marks=pytest.mark.slow),
     ],
 )
-def test_killed_before_a_change_of_a_file(
-    source: Path, texts: list[str], tmp_path: Path, tokenizer: str, shuffle: int | None, step: int
-) -> None:
+def test_killed_before_a_change_of_a_file(source, texts, tmp_path, tokenizer, shuffle, step):
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:12]))
     if tokenizer == "char":
         source = source.rename(tmp_path / "one.txt")

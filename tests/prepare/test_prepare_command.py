@@ -71,9 +71,7 @@ def test_fractions_are_the_decimals_that_were_written() -> None:
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "gpt2"])
 @pytest.mark.parametrize("shard_tokens", [1, 64, 10**9])
-def test_splits_decode_to_the_text(
-    source: Path, tmp_path: Path, tokenizer: str, shard_tokens: int
-) -> None:
+def test_splits_decode_to_the_text(source, tmp_path, tokenizer, shard_tokens):
     text = TEXT[:100]  # a token a shard makes many files
     source.write_bytes(text.encode())
     out = tmp_path / "out"
@@ -88,9 +86,7 @@ def test_splits_decode_to_the_text(
 # ---- a folder that is there already ------------------------------------------------------------
 
 
-def test_again_does_nothing(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_again_does_nothing(source, tmp_path, capsys):
     out = tmp_path / "out"
     first = prepare_text(source, out, "char")
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
@@ -109,9 +105,7 @@ def test_again_does_nothing(
         ({"shard_tokens": 700}, "shard_tokens 100000000, not 700"),
     ],
 )
-def test_other_settings(
-    source: Path, tmp_path: Path, changed: dict[str, str | float], difference: str
-) -> None:
+def test_other_settings(source, tmp_path, changed, difference):
     out = tmp_path / "out"
     settings = {"tokenizer": "char"}
     prepare_text(source, out, "char")
@@ -177,9 +171,7 @@ def test_text_that_makes_no_dataset(tmp_path: Path, content: bytes, said: str) -
 
 
 @pytest.mark.parametrize("test_fraction", [0.0, 3e-4])
-def test_a_fraction_that_makes_no_dataset(
-    source: Path, tmp_path: Path, test_fraction: float
-) -> None:
+def test_a_fraction_that_makes_no_dataset(source, tmp_path, test_fraction):
     with pytest.raises(UserError, match=r"the val split has \d characters"):
         prepare_text(source, tmp_path / "out", "byte", 1e-9, test_fraction)
     assert list(tmp_path.iterdir()) == [source]
@@ -210,9 +202,7 @@ def test_import_is_light() -> None:
 # ---- accidents ---------------------------------------------------------------------------------
 
 
-def test_another_process_was_faster_without_locks(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_was_faster_without_locks(source, tmp_path, monkeypatch):
     """Some network file systems have none: then both come to the end."""
     real, manifest = target.move_into_place, prepare_text(source, tmp_path / "clean", "char")
 
@@ -227,9 +217,7 @@ def test_another_process_was_faster_without_locks(
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_temporaries_of_living_processes_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
-) -> None:
+def test_temporaries_of_living_processes_stay(tmp_path, monkeypatch, foreign):
     def not_ours(pid: int, signal: int) -> None:
         raise PermissionError  # what the system says of another user's process
 

@@ -75,9 +75,7 @@ def write_lines(path: Path, texts: list[str]) -> list[units.Unit]:
 @pytest.mark.parametrize(
     ("tokens", "documents"), [(2**22, 2**16), (1, 99), (64, 99), (10**9, 7), (10**9, 1)]
 )
-def test_pieces_hold_the_documents_behind_end_of_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, documents: int
-) -> None:
+def test_pieces_hold_the_documents_behind_end_of_text(tmp_path, monkeypatch, tokens, documents):
     monkeypatch.setattr(units, "PIECE_TOKENS", tokens)
     monkeypatch.setattr(units, "PIECE_DOCUMENTS", documents)
     texts = ["one", "", "<|endoftext|> is text", "long " * 3000, "\u00e9", "x\x00y"] * 3

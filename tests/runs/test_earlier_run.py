@@ -32,9 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     return RunPaths(run)
 
 
-def test_it_resumes_with_the_losses_of_the_uninterrupted_run(
-    run: RunPaths, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_resumes_with_the_losses_of_the_uninterrupted_run(run, capfd):
     assert main(["resume", "lightning_logs/old", "--trainer.max_steps", "6"]) == 0
     rows = read_rows(run.metrics)
     losses = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
