@@ -61,16 +61,8 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_toke
     """
     x, weight = pad_columns(x, weight)
     x, targets = x.reshape(-1, x.size(-1)), targets.reshape(-1)  # (N, C), (N,)
-    dtype = autocast_dtype(weight)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        total = LossSum.apply(x, weight, targets, chunk_tokens, dtype)  # type: ignore[no-untyped-call]
-    else:
-        w = weight.to(dtype)  # (V, C)
-        total = torch.zeros((), device=x.device, dtype=sum_dtype(dtype))
-        for rows in chunks(len(x), chunk_tokens):
-            log_probs = log_probabilities(x[rows], w)  # (n, V)
-            total = total + summed_loss(log_probs, targets[rows])
-            del log_probs  # the next chunk allocates its own
+    trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    total = LossSum.apply(x, weight, targets, chunk_tokens, trains)  # type: ignore[no-untyped-call]
     return total / (targets != IGNORE_INDEX).sum()
 
 
@@ -105,25 +97,21 @@ def log_probabilities(x: Tensor, weight: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1, dtype=sum_dtype(logits.dtype))
 
 
-def summed_loss(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats of all targets (n,) of a chunk under its log-probabilities (n, V)."""
-    return F.nll_loss(log_probs, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-
-
 class LossSum(torch.autograd.Function):
-    """Sum of the losses of all positions; its forward computes the gradients as well."""
+    """Sum of the losses of all positions; its forward computes the gradients of a training, too."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, dtype: torch.dtype
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, trains: bool
     ) -> Tensor:
         """Return the sum for x (N, C), weight (V, C) and targets (N,); save its gradients."""
-        w = weight.to(dtype)
-        total = torch.zeros((), device=x.device, dtype=sum_dtype(dtype))
-        grad_x = torch.empty_like(x)  # (N, C)
-        grad_weight = torch.zeros_like(weight, dtype=sum_dtype(weight.dtype))  # (V, C)
+        w = weight.to(autocast_dtype(weight))
+        total = torch.zeros((), device=x.device, dtype=sum_dtype(w.dtype))
+        like_x, like_weight = (x, weight) if trains else (x[:0], weight[:0])
+        grad_x = torch.empty_like(like_x)  # (N, C)
+        grad_weight = torch.zeros_like(like_weight, dtype=sum_dtype(weight.dtype))  # (V, C)
         for rows in chunks(len(x), chunk_tokens):
-            total += chunk_gradients(x[rows], w, targets[rows], grad_x[rows], grad_weight)
+            total += chunk_loss(x[rows], w, targets[rows], grad_x[rows], grad_weight)
         ctx.save_for_backward(grad_x, grad_weight.to(weight.dtype))
         return total
 
@@ -134,7 +122,7 @@ class LossSum(torch.autograd.Function):
         return grad_x * grad_total, grad_weight * grad_total, None, None, None
 
 
-def chunk_gradients(
+def chunk_loss(
     x: Tensor, weight: Tensor, targets: Tensor, grad_x: Tensor, grad_weight: Tensor
 ) -> Tensor:
     """Return the summed loss of a chunk of n positions; every (n, V) matrix is freed on return.
@@ -143,17 +131,19 @@ def chunk_gradients(
         x: Activations, (n, C).
         weight: Matrix of the head, (V, C), in the dtype of the products.
         targets: int64 (n,).
-        grad_x: Gradient of x, (n, C); is overwritten.
+        grad_x: Gradient of x, (n, C); is overwritten. Empty in an evaluation: no gradients.
         grad_weight: Gradient of the weight, (V, C), float32; is added to.
     """
-    valid = (targets != IGNORE_INDEX).unsqueeze(1)  # (n, 1)
     probs = log_probabilities(x, weight)  # (n, V), from here on in place
-    loss = summed_loss(probs, targets)
+    loss = F.nll_loss(probs, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    if not len(grad_x):
+        return loss
     probs.exp_()
     # d loss / d logits = softmax - one-hot
     probs[torch.arange(len(x), device=x.device), targets.clamp(min=0)] -= 1
     grad_logits = probs.to(weight.dtype)  # (n, V)
     del probs
+    valid = (targets != IGNORE_INDEX).unsqueeze(1)  # (n, 1)
     # Rows without a target are zeroed where they are C wide, not V.
     grad_x.copy_((grad_logits @ weight) * valid)  # (n, C)
     grad_weight += grad_logits.t() @ (x.to(weight.dtype) * valid)  # (V, C)
