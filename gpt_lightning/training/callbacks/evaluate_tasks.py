@@ -16,7 +16,6 @@ from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.samples import evaluated_weights, run_tokenizer
 from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.callbacks.speed import phase
-from gpt_lightning.training.module import GPTModule
 
 
 class EvaluateTasks(steps.StepCallback):
@@ -39,14 +38,13 @@ class EvaluateTasks(steps.StepCallback):
         self._tasks: list[Task] = []
         self._due = False
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         tokenizer, watchdog = run_tokenizer(trainer), steps.find_callback(trainer, Watchdog)
         if self.settings.every_n_steps is None and not trainer.limit_val_batches:
             raise UserError(
                 "evaluation.tasks follow the validations, and trainer.limit_val_batches is 0: set "
                 "--evaluation.every_n_steps"
             )
-        assert isinstance(pl_module, GPTModule)
         products, settings = autocast_dtype(str(trainer.precision)), self.settings
         scorer = Scorer(pl_module.model, tokenizer, settings.batch_size, products)
         if watchdog is not None:
@@ -80,8 +78,8 @@ class EvaluateTasks(steps.StepCallback):
         self._due = state_dict["due"]
 
     def _evaluate(self, trainer: Trainer) -> None:
-        self._due, module, bar = False, trainer.lightning_module, trainer.progress_bar_callback
-        assert isinstance(module, GPTModule)
+        self._due, bar = False, trainer.progress_bar_callback
+        module: Any = trainer.lightning_module
         # a batch of another shape would make the training's graph dynamic
         eager = torch.compiler.set_stance("force_eager") if module.compiles[0] else nullcontext()
         with phase(trainer, "evaluation"), evaluated_weights(trainer), eager:

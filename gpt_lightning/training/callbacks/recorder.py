@@ -101,8 +101,7 @@ class RunRecorder(Callback):
         self._begin = 0.0
         self._tokens = 0
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.begin(pl_module)
 
     def on_train_batch_start(
@@ -116,14 +115,12 @@ class RunRecorder(Callback):
             self._begin = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
         step = trainer.global_step - 1
         if not self.each_step:
             if steps.at_step_boundary(trainer) and step in self.steps:
-                assert isinstance(pl_module, GPTModule)
-                assert pl_module.last_loss is not None
                 loss = float(pl_module.last_loss)
                 self.show(Observation(pl_module.device, step, "batch", loss))
             return
@@ -145,10 +142,8 @@ class RunRecorder(Callback):
                 loss, batches = float(metrics[key]), int(sizes[loader])
                 self.show(Observation(device, step, split, loss, batches=batches))
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
-        monitor = steps.find_callback(trainer, speed.SpeedMonitor)
-        assert monitor is not None
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        monitor: Any = steps.find_callback(trainer, speed.SpeedMonitor)
         kept, stalls = monitor.steps()
         if self.each_step:
             timed = self._steps[1:]

@@ -43,8 +43,7 @@ class RunReport(Callback):
     def __init__(self) -> None:
         self.trained = False  # this session has trained
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
             print_facts(trainer, self._banner(trainer, pl_module))
 
@@ -76,8 +75,7 @@ class RunReport(Callback):
         facts["not tried"] = ", ".join(untried_versions())
         return facts | {"missing": "; ".join(missing_names(loaded=True))}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.trained = True
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
@@ -85,8 +83,7 @@ class RunReport(Callback):
             schedule = unfinished_schedule(pl_module, total_steps(trainer))
             print_facts(trainer, {"schedule": schedule, "validation": none_due(trainer)})
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and not self.trained:
             name = "max_steps" if trainer.max_steps > 0 else "max_epochs"
             ended, folder = f"trainer.{name} is {getattr(trainer, name):,}", run_folder(trainer)
