@@ -214,8 +214,8 @@ class NonFiniteGuard:
             return
         (step, norm), self._first = self._first, None  # raised once
         raise UserError(
-            f"gradient norm is {norm.item()} at step {int(step)}: weights were not changed; lower "
-            "model.learning_rate, or resume from an earlier checkpoint with --resume auto"
+            f"gradient norm is {norm.item()} at step {int(step)}: weights were not changed: lower "
+            "model.learning_rate and continue with --resume auto"
         )
 
 
