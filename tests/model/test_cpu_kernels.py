@@ -247,6 +247,7 @@ def test_the_hash_is_the_one_that_its_source_states(seeds):
 
 
 def test_compiled_it_is_hashed_and_its_gradient_has_its_mask(recompute_in_backward):
+    @torch.compile(backend="aot_eager")
     def function(x):
         return dropout(x, 0.2)
 
