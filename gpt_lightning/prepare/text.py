@@ -68,6 +68,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
                 fix = "convert it, for example with iconv -t utf-8, or add --errors replace"
                 found = not_utf8(data, error, survey.n_bytes - len(rest), fix)
                 raise UserError(f"{path} is not UTF-8: {found}") from error
+            text = text if survey.n_characters else text.removeprefix("\ufeff")  # byte order mark
             survey.replaced += text.count(REPLACEMENT) - data[:used].count(REPLACEMENT.encode())
             survey.n_bytes += len(chunk)
             survey.n_characters += len(text)
@@ -150,10 +151,10 @@ class Stream:
 def prepare_one_text(source: Path, name: str, target: Target, settings: Settings) -> Made:
     """Tokenize a text file into a folder that appears complete or not at all.
 
-    The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
-    character, and text that looks like a special token is text. It is read twice, in pieces of at
-    most 16 Mi characters that end at a newline, so that memory stays below 400 MB besides the
-    interpreter for a text of any length.
+    The text is read as bytes and kept as it is: no newline is translated, text that looks like a
+    special token is text, and only a byte order mark at its beginning is dropped. It is read twice,
+    in pieces of at most 16 Mi characters that end at a newline, so that memory stays below 400 MB
+    besides the interpreter for a text of any length.
 
     Borders of the splits are counted in characters, as nanoGPT does: training text first, then
     validation, then test. A folder that was made from the same text with the same settings is left

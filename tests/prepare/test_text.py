@@ -59,6 +59,8 @@ def test_decoding_in_chunks(
 ) -> None:
     monkeypatch.setattr(text_module, "CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "a.txt"
+    path.write_text(TEXT, "utf-8-sig", newline="")
+    assert "".join(decoded(path, "strict", Survey())) == TEXT
     path.write_bytes(TEXT.encode())
     survey = Survey()
     assert "".join(decoded(path, "strict", survey)) == TEXT
