@@ -132,6 +132,7 @@ def help_text(parser: Any, command: str, section: str) -> str:
     actions = {a.dest: a for a in parsing.actions_of(parser) if not a.dest.endswith(".help")}
     actions["ckpt_path"].help = BEGIN if command == "fit" else f"Evaluate {MODEL}."
     actions["config"].help = CONFIG
+    actions["seed_everything"].help = "Seed of weights, dropout and data; false: none is set."
     groups = {name: group for name, group in parser.groups.items() if name != command}
     trainer, *others = [name for name in groups if "." not in name]
     names = [*others, trainer]
@@ -203,6 +204,8 @@ def fit(
         MemoryExhaustedError: The run needs more memory than there is.
     """
     argv = ["fit"]
+    if wrong := [each for each in callbacks if not isinstance(each, L.Callback)]:
+        raise UserError(f"callbacks has {wrong[0]!r}; give an object, such as EarlyStopping()")
     for config in (*configs, overrides):
         if isinstance(config, Mapping):
             argv += [f"--{key}={_argument(value)}" for key, value in config.items()]
@@ -233,4 +236,6 @@ def _argument(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
-    return value.item() if parsing.is_number(value) else str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # arrays have it

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
@@ -25,7 +26,7 @@ from gpt_lightning.runs import mirror
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.command import GPTCLI
-from gpt_lightning.training.fit import run_cli
+from gpt_lightning.training.fit import _argument, fit, run_cli
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import TABLES
 
@@ -62,6 +63,13 @@ def test_a_failed_compilation_a_lost_rank_and_a_defect_differ(monkeypatch):
         ended(monkeypatch, lost)
     with pytest.raises(KeyError):
         ended(monkeypatch, KeyError("a defect"))
+
+
+def test_values_from_python_are_typed_and_callbacks_are_objects():
+    values = (np.array([0.9, 0.95]), {2, 1}, np.float64(0.5), Path("a"), None)
+    assert [*map(_argument, values)] == ["[0.9, 0.95]", "[1, 2]", "0.5", "a", "null"]
+    with pytest.raises(UserError, match=r"callbacks has 'EarlyStopping'; give an object"):
+        fit("quickstart", callbacks=["EarlyStopping"])
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
