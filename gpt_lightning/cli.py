@@ -99,7 +99,7 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     """Call a program, print its error as one line, and return the exit code."""
     training = argv[:1] and argv[0] in COMMANDS and COMMANDS[argv[0]].address == TRAINING
     try:
-        check_environment()
+        check_environment(argv)
         # training has StopSignals, and before it nothing to clean up
         with contextlib.nullcontext() if training else termination_as_exit():
             code = run(argv)
@@ -122,10 +122,16 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
         return print_error(error)
 
 
-def check_environment() -> None:
-    """Raise a UserError on Windows, and for an environment variable that is no number."""
+def check_environment(argv: list[str]) -> None:
+    """Check the system, the encoding of names, and environment variables that are numbers.
+
+    Raises:
+        UserError: Windows, letters that the locale does not have, or a variable that is no number.
+    """
     if os.name == "nt":
         raise UserError("Windows itself is not supported: use WSL")
+    if sys.getfilesystemencoding() == "ascii" and not "".join(argv).isascii():
+        raise UserError("the locale is ASCII, and an argument is not: set PYTHONUTF8=1")
     for name in NUMBERS:
         digits = r"\s*\d[\d,]*\s*|\s*" if name == "OMP_NUM_THREADS" else r"\s*\d+\s*|"
         if not re.fullmatch(digits, os.environ.get(name, "")):

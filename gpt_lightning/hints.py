@@ -2,32 +2,17 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.removed import REMOVED
 
-# sections of hints.yaml: words, expected, yaml
-HINTS: dict[str, dict[str, str]] = yaml_beside(__file__)
-# forms of jsonargparse's messages with the value that was given
-GIVEN = (
-    r"Given value: (.*)",
-    r"Got value: ?(.*?)(?: Given value type: .*)?$",
-    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
-    r"(?:string to float|int\(\) with base 10): '(.*?)'",
-    r"a real number, not '(\w+)'",
-)
-# what is wrong with a class that a key names
-CLASS_PROBLEMS = (
-    r"pip install [^`]+",
-    r"Problem with given class_path .*?(?= - Expected| - Not| Given|$)",
-    r"missing \w+",
-    r"unknown key '.*?(?=; `| - | Given)",
-    r"Import path \S* ?does not correspond to a subclass of \w+",
-)
+# sections of hints.yaml: words, instead, messages, expected, yaml
+HINTS: dict[str, Any] = yaml_beside(__file__)
 PLAIN = {"NoneType": "null", "None": "null", "True": "true", "False": "false"}
 
 
@@ -41,6 +26,8 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
         prog: Words that start the program, such as "gpt-lightning sample".
     """
     text = " ".join(message.split())
+    for form, words in HINTS["messages"].items():
+        text = re.sub(form, words, text)
     help_hint = f"; `{prog} --help` lists the options" if prog.startswith("gpt-lightning") else ""
     if key := re.search(r'.*Parser key "([\w.]+)":? (.*)', text):
         return wrong_value(key[1], key[2])
@@ -50,7 +37,6 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
         )
     if found := re.search(r"(?:does not accept option |Option )'([^']+)'", text):
         return f"unknown key {found[1]!r}{hint_at(found[1], options) or help_hint}"
-    text = text.replace("the following arguments are required:", "missing")
     return f"{text}{help_hint}"
 
 
@@ -68,15 +54,15 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
         return f"unknown key {name!r}{hint}" if (hint := hint_at(name, options)) else ""
     if equals and (key := suggestion(name, options)):
         return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
-    if Path(given).suffix in (".yaml", ".yml") and "config" in options:
+    if Path(given).suffix in (".yaml", ".yml", ".py") and "config" in options:
         return f"unknown argument {given!r}: did you mean '--config {given}'?"
     return f"unknown argument {given!r}: remove it, or quote the value that it is a part of"
 
 
 def hint_at(word: str, options: Sequence[str]) -> str:
     """Return the hint at the key of a word, or the fix of a removed key; else an empty string."""
-    if word in REMOVED:
-        return f": {REMOVED[word]['fix']}"
+    if fix := HINTS["instead"].get(word.rpartition(".")[2]) or REMOVED.get(word, {}).get("fix"):
+        return f": {fix}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""
 
@@ -101,16 +87,45 @@ def suggestion(word: str, options: Sequence[str]) -> str:
 
 def wrong_value(key: str, text: str) -> str:
     """Return the error of a value, with the value that was expected."""
-    for form in CLASS_PROBLEMS:  # `explain` has made the errors of the parser of that class
+    for form in HINTS["class_problems"]:  # `explain` has made the errors of that class's parser
         if found := re.search(form, text):
             return f"{key}: {found[0]}"
-    given = next((m[1] for form in GIVEN if (m := re.search(form, text))), None)
+    given = next((m[1] for form in HINTS["given"] if (m := re.search(form, text))), None)
     if given is None:
-        return f"{key}: {text.replace('Unable to load config', 'expected keys below it, not')}"
+        return f"{key}: {text}"
     if bounds := re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", text):
         return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
     expected = HINTS["expected"].get(key) or ", ".join(dict.fromkeys(expectations(text)))
     return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"
+
+
+def as_typed(message: str, typed: Mapping[str, str], files: Sequence[str]) -> str:
+    """Return an error message with the text that was typed in place of what YAML made of it.
+
+    Args:
+        message: Line of `explain`.
+        typed: Text after each option of the command, by key.
+        files: Configurations of the command.
+    """
+    if (found := re.search(r"--(\S+) needs a value", message)) and typed.get(found[1]):
+        return f"{typed[key := found[1]]} begins with a dash: write --{key}={typed[key]}"
+    if not (found := re.match(r"([\w.]+) is '(.*)'; expected ([^;]+)$", message)):
+        return message
+    key, given, expected = found.groups()
+    takes_text = "str" in expected.split(", ")  # and any text of the command line
+    texts = [typed.get(key, "")][takes_text:] + [text_at(file, key) for file in reversed(files)]
+    others = (each for each in texts if not re.fullmatch(r"[-\d.]*", each))
+    text = given if given in texts else next(others, given)
+    quotes = f'; put text in quotes, "{text}"' if takes_text else ""
+    return f"{key} is {text!r}; expected {expected}{quotes}"
+
+
+def text_at(file: str, key: str) -> str:
+    """Return the text of a key's plain value in a configuration, or an empty string."""
+    value = yaml.load(Path(file).read_text(encoding="utf-8-sig"), yaml.BaseLoader)
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def in_words(kind: str, restriction: str) -> str:
@@ -142,4 +157,4 @@ def explain_yaml(error: yaml.YAMLError) -> str:
     problem = (problem or " ".join(str(error).split())).replace("tag:yaml.org,2002:", "!!")
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")
-    return f"{place}: not YAML ({problem}); {fix}"
+    return f"{place}: {problem if 'read as' in problem else f'not YAML ({problem})'}; {fix}"

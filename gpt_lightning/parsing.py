@@ -35,6 +35,11 @@ PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 NO_BREAK = "\u2011"  # hyphen at which no line ends
+# a number that YAML 1.1 reads in another base: 010 is 8, 1:30 is 90
+OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
+IN_OTHER_BASE = "{0} {1} is read as {2}: write {2} or another decimal number"
+# option of the command line that decides -> the one that then has no effect
+DECIDES = {"data.dataset": "data.tokenizer", "data.mixture": "data.tokenizer", "resume": "run_name"}
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
@@ -57,6 +62,12 @@ def pick(name: str, known: Iterable[str], problem: str) -> str:
     return name
 
 
+def typed_values(words: Sequence[str]) -> dict[str, str]:
+    """Return the text after each option by its key, as --key=TEXT or --key TEXT."""
+    # no argument of a process has \0 inside; the text may be an option, too
+    return dict(re.findall(r"(?:^|\0)--([^=\0]+)(?=[=\0]([^\0]*))", "\0".join([*words, ""])))
+
+
 class OneLineParser(ArgumentParser):
     """Parser without abbreviations, whose errors are UserErrors of one line."""
 
@@ -67,11 +78,22 @@ class OneLineParser(ArgumentParser):
         self, args: Any = None, *more: Any, **kwargs: Any
     ) -> Namespace:
         """Parse arguments, whose options may have dashes in place of underscores."""
-        plain = args and [
+        words = [
             re.sub(r"^--\w[\w-]*", lambda name: "--" + name[0][2:].replace("-", "_"), arg)
-            for arg in args
+            for arg in args or []
         ]
-        return super().parse_args(plain, *more, **kwargs)
+        try:
+            parsed = super().parse_args(args and words, *more, **kwargs)
+        except UserError as error:
+            from gpt_lightning.hints import as_typed  # wrong arguments alone need it
+
+            files = [words[i].removeprefix("--config=") for i in config_positions(words)]
+            raise UserError(as_typed(str(error), typed_values(words), files)) from error
+        for key, typed in typed_values(words).items():
+            number = parsed.get(key, parsed.get(f"{parsed.get('subcommand')}.{key}"))
+            if OTHER_BASE.fullmatch(typed) and isinstance(number, int | float):
+                raise UserError(IN_OTHER_BASE.format(key, typed, number))
+        return parsed
 
     def format_help(self) -> str:
         """Return the help; argparse would break its words at hyphens."""
@@ -122,6 +144,8 @@ def check_plain(key: str, value: Any) -> None:
         raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
+    if value is True and own_bounds:  # Lightning takes 0
+        raise UserError(f"{key} is true; give a number from 0 to 4294967295")
     text = str(value).strip()
     if text in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
         raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")
@@ -160,7 +184,7 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> Field
         UserError: a value is out of bounds or of another type.
     """
     given = {
-        name: str(v) if isinstance(v, Path) else v.item() if is_number(v) else v
+        name: str(v) if isinstance(v, Path) else v.tolist() if hasattr(v, "tolist") else v
         for name, v in values.items()
     }
     parsed = _parser_of(kind, prefix).parse_object({prefix: given} if prefix else given)
@@ -210,11 +234,6 @@ def unknown_name(name: str, prefix: str, names: list[str]) -> UserError:
     keys = [*(f"{prefix}.{each}" for each in names), *HINTS["words"]]
     hint = nearest(name, names) or hint_at(name, keys) or f"; expected one of {', '.join(names)}"
     return UserError(f"unknown key '{prefix}.{name}'{hint}")
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number of NumPy or a tensor with one element."""
-    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")
 
 
 def plain_number(value: Any) -> Any:
@@ -339,8 +358,12 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
 
     Raises:
         UserError: A configuration is missing, is no mapping in YAML, sets a key twice, or is the
-            first and an overlay of a run that is not given.
+            first and an overlay of a run that is not given; or an option has no effect.
     """
+    typed = typed_values(args)
+    for key, other in DECIDES.items():
+        if other in typed and typed.get(key, "") not in ("", "null", "auto", "never"):
+            raise UserError(f"--{other} has no effect with --{key} {typed[key]}: leave it out")
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
     for i in (positions := config_positions(args)):
         path = config_file(args[i].removeprefix("--config="))
@@ -365,13 +388,18 @@ def config_positions(args: list[str]) -> list[int]:
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Loader of YAML that raises an error for equal keys; PyYAML silently takes the last."""
+    """Loader of YAML that raises an error for equal keys and for numbers in another base.
+
+    PyYAML silently takes the last of equal keys, and reads 010 as 8.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [str(key.value) for key, _ in node.value]
-        for i, (key, _) in enumerate(node.value):
-            if names[i] in names[:i]:
-                problem = f"{names[i]!r} is set twice"
+        for i, (key, value) in enumerate(node.value):
+            problem = f"{names[i]!r} is set twice" if names[i] in names[:i] else ""
+            if value.tag.endswith((":int", ":float")) and OTHER_BASE.fullmatch(value.value):
+                problem = IN_OTHER_BASE.format(names[i], value.value, self.construct_object(value))
+            if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -390,9 +418,11 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
     if path.exists() and not path.is_file():  # a pipe can be read only once
         raise UserError(f"{where} is no file; give a YAML file")
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8-sig"), UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where} cannot be read ({error}): give YAML in UTF-8") from error
+        settings = yaml.load(text := path.read_text(encoding="utf-8-sig"), UniqueKeyLoader)
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > 30:
+            raise RecursionError("it has more than 30 aliases")  # 72 can make 10^9 values
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where} cannot be read ({error}): give simple YAML in UTF-8") from error
     except yaml.YAMLError as error:
         from gpt_lightning.hints import explain_yaml  # wrong files alone need it
 

@@ -20,6 +20,7 @@ from gpt_lightning import __version__, cli
 from gpt_lightning.cli import ALLOCATOR, COMMANDS, main
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import read_config
 
 TINY = """
 trainer:
@@ -282,6 +283,22 @@ def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkey
     monkeypatch.setenv("GPT_LIGHTNING_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["sample", "x"])
+
+
+def test_letters_that_the_locale_does_not_have_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    assert main(["prepare", "\udcc3\udcbc.txt"]) == 2
+    assert capsys.readouterr().err == (
+        "error: the locale is ASCII, and an argument is not: set PYTHONUTF8=1\n"
+    )
+    assert main(["configs"]) == 0
+
+
+def test_a_configuration_of_many_brackets_is_one_line(tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text("run_name: " + "[" * 3000 + "]" * 3000)
+    with pytest.raises(UserError, match=r"deep\.yaml cannot be read \(maximum recursion"):
+        read_config(path)
 
 
 # ---- help ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from gpt_lightning.tables.pictures import plot_runs
 from gpt_lightning.tables.rows import Console, row_type, write_report
 
 PICTURE = "curves.png"
+CHARACTERS = 65  # tiny Shakespeare's, the text of all curves with the tokenizer char
 # split -> its curve in runs/history.py, and its name
 SPLITS = {
     "val": ("val", "validation loss"),
@@ -74,8 +75,11 @@ def check_tokenizer(run: Path, curve: Curve) -> None:
     saved = RunPaths(run).saved()[:1]
     specs = [read_checkpoint(checkpoint.path, check=False).record.tokenizer for checkpoint in saved]
     names = [spec["name"] for spec in specs if spec]
+    characters = {len(spec.get("characters", "")) for spec in specs if spec} - {0, CHARACTERS}
     theirs = f"the curve's losses are per token of {curve.tokenizer}"
     if not names:
         print(f"warning: {run} has no checkpoint; {theirs}", file=sys.stderr)
     elif names[0] != curve.tokenizer:
         raise UserError(f"{run} counts tokens of {names[0]}, but {theirs}: they do not compare")
+    elif characters:
+        raise UserError(f"{run} has another text than the curve's: they do not compare")

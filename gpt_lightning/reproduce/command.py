@@ -72,8 +72,8 @@ def run(argv: list[str]) -> int:
     if args.selftest:
         from gpt_lightning.reproduce.settings import run_selftest
 
-        if fit_options:
-            raise UserError(f"--selftest trains nothing: leave {fit_options[0]} out")
+        if ignored := [*fit_options, *(["--steps"] if args.steps is not None else [])]:
+            raise UserError(f"--selftest trains nothing: leave {ignored[0]} out")
         cases = [find_case(args.case)] if args.case or args.rungs else CASES.values()
         return run_selftest([(case, r) for case in cases for r in named_rungs(case, args.rungs)])
     changes = [] if args.steps is None else [f"--trainer.max_steps={args.steps}"]

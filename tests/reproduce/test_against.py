@@ -100,9 +100,12 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
     line = capsys.readouterr().err
     assert "tokens of gpt2" in line
     assert "token of char" in line
-    record.tokenizer = {"name": "char", "characters": "ab"}
+    record.tokenizer = {"name": "char", "characters": "a" * 65}
     assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 0
     assert not capsys.readouterr().err
+    record.tokenizer = {"name": "char", "characters": "ab"}  # not tiny Shakespeare
+    assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 2
+    assert "another text than the curve's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
