@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
+from gpt_lightning.bench import memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext
 from gpt_lightning.bench.models import RoPE
 from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_count, set_products
@@ -95,7 +95,6 @@ def known_or_own(text: str) -> str:
 
 
 BENCH = Bench(
-    tables=COLUMNS["attention"],
     measure="gpt_lightning.bench.attention:measure_attention",
     options=(
         options.DEVICE,

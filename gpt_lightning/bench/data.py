@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import COLUMNS, timing
+from gpt_lightning.bench import timing
 from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
@@ -38,7 +38,6 @@ SEED = 1337
 
 
 BENCH = Bench(
-    tables=COLUMNS["data"],
     measure="gpt_lightning.bench.data:measure_data",
     options=(
         options.DEVICE,

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt_lightning.bench import COLUMNS
 from gpt_lightning.files import Fields, reference_rows
 from gpt_lightning.hardware.precision import DTYPES
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
@@ -50,7 +49,6 @@ def place(name: str) -> str:
 
 
 BENCH = Bench(
-    tables=COLUMNS["dtypes"],
     measure="gpt_lightning.bench.dtypes:measure_dtypes",
     options=(
         options.axis(

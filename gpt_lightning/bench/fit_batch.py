@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import COLUMNS, fits, timing
+from gpt_lightning.bench import fits, timing
 from gpt_lightning.bench.memory_meter import limit_memory
 from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
@@ -34,7 +34,6 @@ SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
 BENCH = Bench(
-    tables=COLUMNS["fit-batch"],
     measure="gpt_lightning.bench.fit_batch:measure_batch",
     options=(
         options.optional("config", "Configuration of `fit`.", str),

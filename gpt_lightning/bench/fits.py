@@ -9,6 +9,7 @@ import torch
 from gpt_lightning.bench.step import compiled_graphs
 from gpt_lightning.data.dataset import random_dataset
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
@@ -22,16 +23,7 @@ from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 
-# arguments of a Trainer that trains on one device and does nothing else
-TRAINING_ALONE: Values = {
-    "devices": 1,
-    "enable_progress_bar": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-    "logger": False,
-    "num_sanity_val_steps": 0,
-    "use_distributed_sampler": False,
-}
+TRAINING_ALONE = yaml_beside(__file__)  # arguments of a Trainer that does nothing else
 
 
 def parse_fit(options: list[str]) -> Any:
@@ -79,10 +71,12 @@ def plain_training(config: Any, step: StepShape) -> Values:
     # memory and time depend neither on weights nor on rates, and a run is shorter than a warm-up
     model |= {"init_from": None, "warmup_steps": 0}
     GPTModule(**model)  # raises here, not in a row
-    names = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
-    trainer = {name: config.trainer[name] for name in names}
-    trainer["precision"] = str(trainer["precision"] or "32-true")
-    trainer["accelerator"] = device_kind(str(config.trainer.accelerator))
+    trainer = {
+        "precision": str(config.trainer.precision or "32-true"),
+        "accelerator": device_kind(str(config.trainer.accelerator)),
+        "gradient_clip_val": config.trainer.gradient_clip_val,
+        "gradient_clip_algorithm": config.trainer.gradient_clip_algorithm,
+    }
     model["betas"] = list(model["betas"])
     return {"model": model, "trainer": trainer, "accumulate": step.accumulate}
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt_lightning.bench import COLUMNS, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.peers import Peer
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.hardware.precision import DTYPES
@@ -45,7 +45,6 @@ def read_sizes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    tables=COLUMNS["generate"],
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
         options.DEVICE,

@@ -14,7 +14,6 @@ A row of an earlier call stays on the page until its size and model are measured
 """
 
 import datetime
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import COLUMNS, fits, models
+from gpt_lightning.bench import fits, models
 from gpt_lightning.bench.models import GPU_SIZES
 from gpt_lightning.bench.peers import Peer
 from gpt_lightning.bench.step import Training, random_batch, rates
@@ -39,9 +38,10 @@ from gpt_lightning.hardware.device import (
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
+from gpt_lightning.tables.ledger import earlier_machine
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, write_report
-from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
+from gpt_lightning.tables.rows import Row, Values, make_row, read_report, write_report
+from gpt_lightning.tables.sweep import Bench, Sweep
 from gpt_lightning.training.steps import StepShape, options_for
 
 MODELS = ("ours", "hf", "hf-compiled")
@@ -58,9 +58,8 @@ def publish(args: Any, sweep: Sweep) -> str:
     chip = re.sub(r"[^a-z0-9]+", "_", device_name(device).lower().removeprefix("nvidia "))
     page = Path(args.out) / f"gpu_{chip.strip('_')}.md"
     folder = page.parent / "rows" / page.stem
-    before = folder / RESULTS
-    stored = json.loads(before.read_text(encoding="utf-8"))["rows"] if before.exists() else []
-    rows = {(row["size"], row["model"]): make_row(BENCH.row, row) for row in stored}
+    stored = [make_row(BENCH.row, row) for row in read_report(folder).get("rows", [])]
+    rows = {(row.size, row.model): row for row in stored}
     for row in sweep.rows:
         if row.status == "ok" or (row.size, row.model) not in rows:
             rows[row.size, row.model] = row
@@ -73,7 +72,6 @@ def publish(args: Any, sweep: Sweep) -> str:
 
 
 BENCH = Bench(
-    tables=COLUMNS["gpu"],
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
         replace(options.DEVICE, default="cuda", help="cuda; another device tries the command out."),

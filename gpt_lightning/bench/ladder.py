@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench import COLUMNS, fits
+from gpt_lightning.bench import fits
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.device import device_kind, device_name
-from gpt_lightning.hardware.peaks import Peak, lookup, measured_peak
+from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values
@@ -54,7 +54,6 @@ def read_config(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    tables=COLUMNS["ladder"],
     measure="gpt_lightning.bench.ladder:measure_rung",
     options=(
         options.words("rungs", "rung", RUNGS),
@@ -101,13 +100,13 @@ def measure_rung(row: Row) -> Values:
     if row.device not in RUNGS[row.rung].get("devices", [row.device]):
         raise SkippedError(f"no effect on {row.device}")
     _, arguments = arguments_of(row.rung, row.config, row.steps, row.fit_options)
-    peak = best_peak(torch.device(row.device)).flops
+    peak = best_peak(torch.device(row.device))
     found = fits.timed_fit([*arguments, f"--speed.peak_flops={peak}"])
     return found | {"peak_tflops_per_sec": peak / 1e12}
 
 
-def best_peak(device: torch.device) -> Peak:
+def best_peak(device: torch.device) -> float:
     """Return the bf16 peak, measured where none is published, on a CPU the faster of two dtypes."""
     if published := lookup(device_name(device), "bf16"):
-        return published
-    return max((measured_peak(device, dtype) for dtype in ("bf16", "fp32")), key=lambda p: p.flops)
+        return published.flops
+    return max(measured_peak(device, dtype).flops for dtype in ("bf16", "fp32"))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpt_lightning.bench import COLUMNS, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
 from gpt_lightning.bench.step import set_products
 from gpt_lightning.hardware.device import device_name
@@ -60,14 +60,16 @@ def model_shapes(
         width: Width C.
         vocab_size: Vocabulary V.
     """
-    layers = {"qkv": (width, 3 * width), "attention out": (width, width)}
-    layers |= {"MLP up": (width, 4 * width), "MLP down": (4 * width, width)}
-    layers |= {"head": (width, vocab_size)}
-    return {f"{size} {name}": (tokens, k, n) for name, (k, n) in layers.items()}
+    return {
+        f"{size} qkv": (tokens, width, 3 * width),
+        f"{size} attention out": (tokens, width, width),
+        f"{size} MLP up": (tokens, width, 4 * width),
+        f"{size} MLP down": (tokens, 4 * width, width),
+        f"{size} head": (tokens, width, vocab_size),
+    }
 
 
 BENCH = Bench(
-    tables=COLUMNS["matmul"],
     measure="gpt_lightning.bench.matmul:measure_matmul",
     options=(
         options.DEVICE,
@@ -113,9 +115,7 @@ def measure_matmul(row: Row) -> Values:
         "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
     }
     for phase, flops in (("forward", 2 * m * k * n), ("backward", 4 * m * k * n)):
-        durations = timing.columns(phase, times[phase], "std")
-        found |= {name: value / calls for name, value in durations.items()}
+        found |= timing.columns(phase, [ms / calls for ms in times[phase]], "std")
         rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
-        shares = {"tflops_per_sec": rate, "of_measured": rate / peak}
-        found |= {f"{phase}_{name}": value for name, value in shares.items()}
+        found |= {f"{phase}_tflops_per_sec": rate, f"{phase}_of_measured": rate / peak}
     return found

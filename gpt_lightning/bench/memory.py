@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
-from gpt_lightning.bench import COLUMNS, memory_meter, models
+from gpt_lightning.bench import memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
 from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
@@ -80,7 +80,6 @@ def read_modes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    tables=COLUMNS["memory"],
     measure="gpt_lightning.bench.memory:measure_row",
     options=(
         options.DEVICE,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from gpt_lightning.bench import COLUMNS, fits, models, timing
+from gpt_lightning.bench import fits, models, timing
 from gpt_lightning.bench.step import (
     Training,
     checked_graphs,
@@ -88,7 +88,6 @@ LOOPS: dict[str, Callable[..., None]] = {
 
 
 BENCH = Bench(
-    tables=COLUMNS["overhead"],
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,

@@ -30,7 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing.spawn import ProcessException, spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
+from gpt_lightning.bench import memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import COURSE_SIZES, read_sizes
 from gpt_lightning.bench.step import Training, fit_optimizer, prepare, random_batch
@@ -65,7 +65,6 @@ def read_work(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    tables=COLUMNS["parallel"],
     measure="gpt_lightning.bench.parallel:measure_parallel",
     options=(
         options.DEVICE,

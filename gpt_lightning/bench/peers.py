@@ -10,24 +10,23 @@ graphs: graphs that torch.compile made.
 """
 
 import importlib
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from gpt_lightning.bench import COLUMNS, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.huggingface import to_huggingface
+from gpt_lightning.model.huggingface import settings_of, to_huggingface
 from gpt_lightning.model.loss import mean_loss
-from gpt_lightning.model.weights import SIZE_KEYS
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 BENCH = Bench(
-    tables=COLUMNS["peers"],
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,
@@ -84,17 +83,10 @@ class Peer(nn.Module):
             raise SkippedError(f"{error.name} is missing: pip install transformers") from error
 
         super().__init__()
-        ours = model.config
-        config = transformers.GPT2Config(
-            **{key: getattr(ours, key) for key in SIZE_KEYS},
-            n_positions=ours.block_size,
-            vocab_size=ours.vocab_size,
-            activation_function="gelu_new",  # transformers' name of the tanh approximation
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            # the defaults, 50,256, exceed a small vocabulary
-            **dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
-        )
-        self.model = transformers.GPT2LMHeadModel(config)
+        ours = replace(model.config, dropout=0.0)
+        # token 0 ends texts: transformers' own, 50,256, exceeds a small vocabulary
+        settings = settings_of(ours, model.lm_head.out_features, 0, {})
+        self.model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
         weights = to_huggingface(model.state_dict(), ours)
         lacking = self.model.load_state_dict(weights, strict=False)
         # the file format omits the tied head; every other weight must be present

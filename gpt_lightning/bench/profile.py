@@ -37,7 +37,8 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.bench import COLUMNS, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, compiled_graphs, prepare, random_batch, rates
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import Row, Values, types_of
 from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -73,7 +74,6 @@ OPTIONS = (
     Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
 )
 BENCH = Bench(
-    tables=COLUMNS["profile"],
     measure="gpt_lightning.bench.profile:measure_profile",
     options=(
         options.DEVICE,
@@ -86,7 +86,7 @@ BENCH = Bench(
     ),
 )
 BUDGET = Bench(
-    tables=COLUMNS["budget"],
+    tables=types_of(__file__, "budget"),
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
         options.DEVICE,
@@ -105,7 +105,7 @@ def run(argv: list[str]) -> int:
 # ---- averages of torch.profiler ------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """Op, kernel or range in one step.
 
@@ -154,8 +154,7 @@ class Averages:
         self.ranges = {a.key: work(a, unit) for a in host}
         for a in device:  # the time from the first to the last kernel
             if a.key in self.ranges:
-                span_ms = a.device_time_total / 1e3 / steps
-                self.ranges[a.key] = replace(self.ranges[a.key], span_ms=span_ms)
+                self.ranges[a.key].span_ms = a.device_time_total / 1e3 / steps
 
 
 def by_kind(works: Iterable[Work], table: str) -> dict[str, tuple[float, float]]:
@@ -236,15 +235,15 @@ def measure_profile(row: Row) -> Values:
     for _ in batches:
         step()
     averages = batches.averages
-    products = [op for op in averages.ops if op.kind("kinds") == "products"]
-    outside = [op for op in products if not op.name.endswith("bmm")]  # linear layers have 2D ones
     kinds = by_kind(averages.ops, "kinds")
+    # linear layers have products of matrices, the attention has batches of them
+    batched = sum(op.calls for op in averages.ops if op.name.endswith("bmm"))
     whole = sum(ms for _, ms in kinds.values())
     return {
         **batches.columns(),
         "kernel_calls": sum(kernel.calls for kernel in averages.kernels),
-        "products_calls": sum(op.calls for op in products),
-        "products_outside_calls": sum(op.calls for op in outside),
+        "products_calls": kinds["products"][0],
+        "products_outside_calls": kinds["products"][0] - batched,
         **{kind: ms / whole for kind, (_, ms) in kinds.items()},
         "ranges": ranges_table(averages),
         "attention": attention_table(averages, row),
@@ -261,17 +260,14 @@ def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
     def phase(name: str) -> Any:
         return record_function(f"step / {name}")
 
-    def step() -> None:
-        if row.mode == "inference":
-            train.infer(phase)
-            return
-        if row.mode == "full-step":
-            with phase("data"):
-                x, y = random_batch(row.batch, row.context, torch.device("cpu"))
-                train.batch = x.to(train.device), y.to(train.device)
+    def full_step() -> None:
+        with phase("data"):
+            x, y = random_batch(row.batch, row.context, torch.device("cpu"))
+            train.batch = x.to(train.device), y.to(train.device)
         train(phase)
 
-    return step
+    step: Callable[..., object] = train if row.mode == "training" else train.infer
+    return full_step if updates else partial(step, phase)
 
 
 def add_ranges(model: nn.Module) -> None:

@@ -25,7 +25,7 @@ backward is the difference of two means, and total the sum of forward and backwa
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from gpt_lightning.bench import COLUMNS, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.device import peak_memory_gib
@@ -54,13 +54,11 @@ def published_tables(rows: Sequence[Row]) -> Tables:
         values |= {name: float(text) for name, text in line.items() if name.endswith("_ms")}
         if (line["size"], values["batch"], values["context"]) in ours:
             rate = values["batch"] * values["context"] / values["total_ms"] * 1e3
-            row_type = COLUMNS["sizes"]["published"]
-            found.append(row_type(**line | values, tokens_per_sec=rate))
+            found.append(BENCH.tables["published"](**line | values, tokens_per_sec=rate))
     return {"published": found}
 
 
 BENCH = Bench(
-    tables=COLUMNS["sizes"],
     measure="gpt_lightning.bench.sizes:measure_size",
     options=(
         options.DEVICE,

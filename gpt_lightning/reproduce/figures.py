@@ -6,7 +6,6 @@ count as equal within a half of theirs, because the reports do not have the prog
 """
 
 import functools
-import json
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import RESULTS, Console, Verdict, row_type, write_report
+from gpt_lightning.tables.rows import Console, Verdict, read_report, row_type, write_report
 
 Figure = dict[str, str]  # row of reference/figures.csv
 Outcome = tuple[str, str, str]  # ours, verdict, note
@@ -93,5 +92,4 @@ def bench_results(command: str) -> Fields:
     run_bench(["bench", *command.split()])
     folders = (sweep.ROOT / command.split()[0]).iterdir()
     folder = max(folders, key=lambda path: path.stat().st_mtime)
-    report = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    return report
+    return read_report(folder)

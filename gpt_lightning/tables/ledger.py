@@ -11,9 +11,10 @@ from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.tables.rows import Values
+from gpt_lightning.tables.rows import Values, read_report
 
 ROWS = "rows.jsonl"
+EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 
 
 def identity(key: Values) -> str:
@@ -73,3 +74,13 @@ def open_ledger(root: Path, keys: Iterable[Values], resume: bool) -> Ledger:
         if wanted & ledger.by_key().keys():
             return ledger
     raise UserError(f"--resume: no sweep of these rows in {root}; start one without --resume")
+
+
+def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
+    """Return facts of the machine of an interrupted sweep's rows, where they differ."""
+    before = read_report(folder).get("machine", {})
+    facts = (name for name in ("device", "CPU", "memory", "software") if name in before)
+    other = [f"{name} {before[name]}" for name in facts if before[name] != machine.get(name)]
+    known = [before[EARLIER]] if EARLIER in before else []
+    known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
+    return {EARLIER: "; ".join(known)} if known else {}

@@ -63,6 +63,8 @@ def listed(args: Any, name: str, kind: Convert) -> list[Any]:
     text = getattr(args, name)
     try:
         return list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"--{name.replace('_', '-')} is {text!r}: {error}") from error
 

@@ -19,7 +19,7 @@ from gpt_lightning.files import write_atomic, yaml_beside
 RESULTS = "results.json"
 Values = dict[str, Any]  # field -> plain value
 Row = Any  # an instance of a dataclass whose fields are made by `column`
-Tables = dict[str, Sequence[Row]]  # name -> rows
+Tables = Mapping[str, Sequence[Row]]  # name -> rows
 UNITS = yaml_beside(__file__, "units.yaml")
 
 
@@ -63,6 +63,12 @@ def row_type(names: str) -> type[Row]:
         title = " ".join(UNITS["words"].get(part, part) for part in parts)
         fields.append((name, Any, column(title, spec, int(width or 7), word[0] != "-")))
     return dataclasses.make_dataclass("Row", fields, frozen=True)
+
+
+def types_of(module: str, name: str) -> dict[str, type[Row]]:
+    """Return the tables of a name in columns.yaml beside a module, name -> class of its rows."""
+    tables = yaml_beside(module, "columns.yaml")[name]
+    return {table: row_type(columns) for table, columns in tables.items()}
 
 
 def make_row(row_type: type[Row], values: Mapping[str, Any]) -> Row:
@@ -160,6 +166,12 @@ def csv_text(rows: Sequence[Row]) -> str:
     writer.writerows([vars(row) for row in rows[:1]])
     writer.writerows(vars(row).values() for row in rows)
     return text.getvalue()
+
+
+def read_report(folder: Path) -> Values:
+    """Return the content of the `results.json` of a folder; empty if there is none."""
+    path = folder / RESULTS
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def write_report(

@@ -7,12 +7,11 @@ sweep.
 
 import importlib
 import itertools
-import json
 import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,28 @@ import torch
 from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
-from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
+from gpt_lightning.tables.ledger import Ledger, earlier_machine, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
-from gpt_lightning.tables.rows import RESULTS, Console, Row, Tables, Values, make_row, write_report
+from gpt_lightning.tables.rows import Console, Row, Tables, Values, make_row, types_of, write_report
 from gpt_lightning.tables.worker import isolated
 
 ROOT = Path("lightning_logs") / "bench"
-EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 KEPT = ("ok", "out of memory")  # statuses of rows that a resumed sweep does not measure again
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """A benchmark: its options, its rows, and the function that measures a row.
 
     Attributes:
-        tables: Tables of the report, name -> class of its rows, made by `row_type`: `rows`, and
-            others, whose rows a measurement returns as a list of mappings under the table's name;
-            fields of the configuration are added.
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
             its own. Its module names the bench, and the docstring describes it.
         options: Options in the order in which rows vary, slowest first.
+        tables: Tables of the report, name -> class of its rows, made by `row_type`: `rows`, and
+            others, whose rows a measurement returns as a list of mappings under the table's name;
+            fields of the configuration are added. By default those in columns.yaml.
         timeout_s: Default time limit of a row.
         takes_fit_options: Accept options of `fit` and put them into configurations as
             `fit_options`.
@@ -55,15 +53,20 @@ class Bench:
             on them, such as a speed-up.
     """
 
-    tables: dict[str, type[Row]]
     measure: str
     options: tuple[Option, ...] = ()
+    tables: dict[str, type[Row]] = field(default_factory=dict)
     timeout_s: float = 600.0
     takes_fit_options: bool = False
     picture: Picture = lambda folder, rows: []
     beside: Callable[[Sequence[Row]], Tables] = lambda rows: {}
     publish: Callable[[Any, "Sweep"], str] = lambda args, sweep: ""
     relate: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            module = importlib.import_module(self._module)
+            self.tables = types_of(str(module.__file__), self.name)
 
     @property
     def row(self) -> type[Row]:
@@ -262,16 +265,3 @@ def machine_of(configurations: list[Values], argv: list[str]) -> dict[str, str]:
     devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
     records = [machine_record(argv, device) for device in devices] or [machine_record(argv)]
     return records[0] | {"device": "; ".join(record["device"] for record in records)}
-
-
-def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
-    """Return facts of the machine of an interrupted sweep's rows, where they differ."""
-    path = folder / RESULTS
-    if not path.exists():
-        return {}
-    before = json.loads(path.read_text(encoding="utf-8"))["machine"]
-    facts = ("device", "CPU", "memory", "software")
-    other = [f"{name} {before[name]}" for name in facts if before.get(name) != machine.get(name)]
-    known = [before[EARLIER]] if EARLIER in before else []
-    known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
-    return {EARLIER: "; ".join(known)} if known else {}

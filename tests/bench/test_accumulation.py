@@ -14,10 +14,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "isolated", lambda address, values, _: measured(address, values))
 
 
-@pytest.mark.parametrize(("accumulator", "addend", "upcast", "published"), accumulation.PUBLISHED)
-def test_the_sums_have_the_published_digits(accumulator, addend, upcast, published):
-    found = accumulation.measure_sum("cpu", accumulator, addend, upcast, published)
-    assert f"{found['sum']:.4f}" == f"{published:.4f}"
+@pytest.mark.parametrize("row", accumulation.PUBLISHED)
+def test_the_sums_have_the_published_digits(row):
+    found = accumulation.measure_sum("cpu", **row)
+    assert f"{found['sum']:.4f}" == f"{row['published']:.4f}"
     assert found["status"] == "ok"
 
 
@@ -29,8 +29,8 @@ def test_a_float16_accumulator_loses_what_its_steps_cannot_hold():
 
 
 def test_another_digit_is_a_mismatch_and_exit_code_1(monkeypatch, capsys):
-    planted = (("float32", "float32", False, 10.0002), accumulation.PUBLISHED[1])
-    monkeypatch.setattr(accumulation, "PUBLISHED", planted)
+    first, second, *_ = accumulation.PUBLISHED
+    monkeypatch.setattr(accumulation, "PUBLISHED", [first | {"published": 10.0002}, second])
     assert main(["bench", "accumulation", "--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert (out.count(" mismatch\n"), out.count(" ok\n")) == (1, 1)

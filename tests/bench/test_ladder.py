@@ -6,7 +6,6 @@ import pytest
 
 from gpt_lightning.bench import fits, ladder
 from gpt_lightning.cli import main
-from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import measured
 
@@ -23,7 +22,7 @@ TINY = [
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ladder, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
+    monkeypatch.setattr(ladder, "best_peak", lambda device: 1e11)
     monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
 
 

@@ -70,7 +70,7 @@ class ToyRow:
     note: str = column("note")
 
 
-BENCH = Bench({"rows": ToyRow}, "toy:measure")
+BENCH = Bench("toy:measure", tables={"rows": ToyRow})
 
 
 @pytest.fixture(autouse=True)
