@@ -130,7 +130,11 @@ class Training:
         with phase("optimizer"):
             if self.updates:
                 if self.norm != "none":
-                    self._check_norm()
+                    self.scaler.unscale_(self.optimizer)
+                    limit = MAX_NORM if self.norm == "clip" else None
+                    norm = optim.clip_gradients(self.model.parameters(), limit)
+                    if not self.scaler.is_enabled() and not norm.isfinite():
+                        raise RuntimeError(f"the gradient's norm is {norm.item()}")
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
             self.optimizer.zero_grad()
@@ -141,14 +145,6 @@ class Training:
         with phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
             logits = self.model(self.batch[0])
         del logits  # held until the phase has ended
-
-    def _check_norm(self) -> None:
-        """Clip gradients where asked to, and raise if their norm is not finite."""
-        self.scaler.unscale_(self.optimizer)
-        limit = MAX_NORM if self.norm == "clip" else None
-        norm = optim.clip_gradients(self.model.parameters(), limit)
-        if not self.scaler.is_enabled() and not norm.isfinite():
-            raise RuntimeError(f"the gradient's norm is {norm.item()}")
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others.
