@@ -4,7 +4,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from math import nan
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,13 @@ import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.tables.rows import Row, Values
 
 DPI = 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
-# phases of a run, in every picture the same, and unlike the colors C0 to C9 of runs
-PHASES = {
-    "compile and warm-up": "dimgray",
-    "validation": "gold",
-    "samples": "plum",
-    "evaluation": "lightsalmon",
-    "checkpoint": "black",
-    "stall": "magenta",
-}
+PHASES = yaml_beside(__file__)  # phase of a run -> color
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
@@ -44,15 +36,14 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
         if row.split != "best":
             series.setdefault((row.rung, row.split), []).append(row)
     for index, ((rung, split), points) in enumerate(series.items()):
-        published = [row for row in points if row.theirs is not None]
-        steps, color = [row.step for row in published], f"C{index % 10}"
-        label = f"{rung} {split}"
-        losses.plot([r.step for r in points], [r.ours for r in points], color=color, label=label)
-        theirs = [r.theirs for r in published]
+        numbers = [(r.step, r.ours, r.theirs, r.difference, r.tolerance) for r in points]
+        ours = np.array(numbers, dtype=float)  # None is nan
+        steps, _, theirs, difference, tolerance = ours[~np.isnan(ours[:, 2])].T
+        color = f"C{index}"
+        losses.plot(*ours.T[:2], color=color, label=f"{rung} {split}")
         losses.plot(steps, theirs, ls="", marker="o", ms=5, mfc="none", mec=color)
-        distance = [max(abs(r.difference), 1e-7) for r in published]  # 0 has no logarithm
+        distance = np.maximum(abs(difference), 1e-7)  # 0 has no logarithm
         differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
-        tolerance = [r.tolerance or nan for r in published]
         differences.step(steps, tolerance, where="post", color=color, ls="--", lw=1)
     losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
     losses.legend(title="line: ours; circle: published", ncols=2)
@@ -78,24 +69,21 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
     bars = axes["phases"]
     found = {name for run in runs.values() for name, *_ in run.get("phases", ())}
     kinds = [*(kind for kind in PHASES if kind in found), *sorted(found - PHASES.keys())]
-    labels = short_names(list(runs))
-    for i, (label, run) in enumerate(zip(labels, runs.values(), strict=True)):
+    for i, (label, run) in enumerate(zip(short_names(list(runs)), runs.values(), strict=True)):
         # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
-        axes["step"].plot([], [], color=f"C{i % 10}", label=" " + label.replace("$", r"\$"))
+        axes["step"].plot([], [], color=f"C{i}", label=" " + label.replace("$", r"\$"))
         for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
             points = np.array(run.get(key, ()), dtype=float).reshape(-1, 4)
             dots = len(points) == 1 or (key == "val" and len(points) <= 40)
-            style: Values = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
-            style |= {"lw": width, "marker": "o" if dots else "", "ms": 4}
+            style = f"{'-' if 'rate' in run else '--'}{'o' if dots else ''}C{i}"
             step, tokens, time, value = points.T
             x = {"step": step, "tokens": tokens / 1e6, "time": time / 60}
             for name, values in (x if key != "rate" else {"rate": x["time"]}).items():
-                axes[name].plot(values, value, **style)
+                axes[name].plot(values, value, style, lw=width, ms=4)
         for kind in kinds:
-            phases = [phase[1:] for phase in run.get("phases", ()) if phase[0] == kind]
-            spans = [(begin / 60, length / 60) for begin, length in phases]
-            color = PHASES.get(kind, "lightgray")
-            look = {"color": color, "label": kind if not i else ""}
+            phases = run.get("phases", ())
+            spans = [(begin / 60, length / 60) for name, begin, length in phases if name == kind]
+            look = {"color": PHASES.get(kind, "lightgray"), "label": "" if i else kind}
             bars.broken_barh(spans, (-i - 0.4, 0.8), **look)
     for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
         axes[name].set(xlabel=title, ylabel="loss (nats per token)")
@@ -111,7 +99,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
         panel.grid(alpha=0.3)
         panel.yaxis.set_major_formatter("{x:,.6g}")
     for i, tick in enumerate(bars.set_yticklabels(["■"] * len(runs))):
-        tick.set_color(f"C{i % 10}")
+        tick.set_color(f"C{i}")
     dashed = "" if all("rate" in run for run in runs.values()) else "; dashed: published"
     figure.suptitle(f"thin: training loss; thick: validation loss{dashed}")
     figure.legend(loc="outside lower center", fontsize="small")

@@ -48,9 +48,9 @@ def test_one_point_is_seen_and_published_curves_are_dashed(tmp_path, monkeypatch
     runs = {"ours": ours, "theirs": {"train": points(100), "val": points(100)}}
     figure, axes = drawn(monkeypatch, tmp_path, runs)
     for panel in ("step", "tokens", "time"):
-        expected = [("-", "o"), ("-", "o"), ("--", ""), ("--", "")]
+        expected = [("-", "o"), ("-", "o"), ("--", "None"), ("--", "None")]
         assert lines(axes[panel]) == expected
-    assert lines(axes["rate"]) == [("-", "")]
+    assert lines(axes["rate"]) == [("-", "None")]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " theirs"]
     assert figure.get_suptitle().endswith("; dashed: published")
 
