@@ -9,7 +9,6 @@ because a deleted file that is mapped takes space.
 
 import contextlib
 import functools
-import math
 import os
 import queue
 import re
@@ -163,20 +162,16 @@ class FileCache:
             total, files, in_flight = incoming, [], 0
             for path in self.folder.iterdir():
                 match = _TEMPORARY.fullmatch(path.name)
-                if not match and not _KEPT.fullmatch(path.name):
-                    continue
-                found = None
-                with contextlib.suppress(FileNotFoundError):  # it may be renamed at this moment
+                in_flight += match is not None  # also one that is renamed at this moment
+                with contextlib.suppress(FileNotFoundError):
                     found = path.stat()
-                if not match and found:
-                    total += found.st_size
-                    files.append((found.st_mtime_ns, found.st_size, path))
-                elif match and _is_left(match, found.st_mtime if found else math.inf):
-                    path.unlink(missing_ok=True)
-                elif match:  # also one that is renamed at this moment
-                    in_flight += 1
-            largest = max([self.largest, *(size for _, size, _ in files)])
-            total += in_flight * largest
+                    if match and _is_left(match, found.st_mtime):
+                        in_flight -= 1
+                        path.unlink()
+                    elif _KEPT.fullmatch(path.name):
+                        total += found.st_size
+                        files.append((found.st_mtime_ns, found.st_size, path))
+            total += in_flight * max([self.largest, *(size for _, size, _ in files)])
             for _, size, path in sorted(files):
                 if total > self.limit_bytes:
                     path.unlink(missing_ok=True)

@@ -20,8 +20,7 @@ from gpt_lightning.remote.attempts import DamageError, T, attempts, raise_unless
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
 TEMPORARY = re.compile(r"\..+\.tmp\..+\.\d+")  # name of an upload that was interrupted
 # facts that change with a file; no store has all of them
-TAGS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
-HTTP_TAGS = ("Content-MD5", "Last-Modified")
+TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 Last-Modified"
 
 
 def protocols(system: Any) -> set[str]:
@@ -135,13 +134,13 @@ def fetch_file(
         problem = f"expected {n_bytes:,} bytes, found {size:,}" if size != (n_bytes or size) else ""
         if found != (sha256 or found):
             problem = problem or f"expected SHA-256 {sha256}, found {found}"
+        if not problem:
+            return found
         damage = DamageError(problem)
-        if problem and found in others:  # not damaged on its way
+        if found in others:  # not damaged on its way
             raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}") from damage
-        if problem:
-            others.add(found)
-            raise damage
-        return found
+        others.add(found)
+        raise damage
 
     others: set[str] = set()
     with replacement(path) as temporary:
@@ -173,7 +172,7 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
         return dict(system.info(path))
 
     found = attempts(url, info, "read", first)
-    tag = next((f"{key} {found[key]}" for key in TAGS + HTTP_TAGS if found.get(key)), "")
+    tag = next((f"{key} {found[key]}" for key in TAGS.split() if found.get(key)), "")
     is_http, size = url.startswith(("http://", "https://")), found.get("size")
     return (size, tag, size is not None and (not is_http or bool(found.get("partial"))))
 
