@@ -10,6 +10,7 @@ The rules for long texts are those of the lm-evaluation-harness at 4e7e0d47
 lm_eval/utils.py, get_rolling_token_windows).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -137,13 +138,14 @@ class Scorer:
         if ranks > 1:
             own, found = found[0], [None] * ranks
             dist.all_gather_object(found, own)
-        sums, counts = np.zeros(len(requests)), np.zeros(len(requests), int)
-        greedy = np.ones(len(requests), bool)
-        for i, log_prob, n, hit in chain(*found):
-            sums[i], counts[i], greedy[i] = sums[i] + log_prob, counts[i] + n, greedy[i] and hit
-        if not np.isfinite(sums).all():
+        sums = [Score(0.0, 0, True)] * len(requests)
+        for i, log_prob, n, greedy in chain(*found):
+            before = sums[i]
+            all_greedy = before.greedy and greedy
+            sums[i] = Score(before.log_prob + log_prob, before.n_tokens + n, all_greedy)
+        if not all(math.isfinite(score.log_prob) for score in sums):
             raise UserError("a log-likelihood is not finite: the model's weights are NaN or huge")
-        return list(map(Score, sums.tolist(), counts.tolist(), greedy.tolist()))
+        return sums
 
     def _score_windows(self, todo: list[Window], hidden: bool) -> list[Scored]:
         done: list[Scored] = []
@@ -170,7 +172,7 @@ class Scorer:
         idx = torch.zeros(len(batch), T, dtype=torch.int64)
         targets = torch.full_like(idx, IGNORE_INDEX)  # (B, T), as idx
         for row, (_, tokens, n) in enumerate(batch):
-            window, end = torch.from_numpy(tokens.astype(np.int64)), len(tokens) - 1
+            window, end = torch.tensor(tokens), len(tokens) - 1
             idx[row, :end], targets[row, end - n : end] = window[:-1], window[-n:]
         device, V = next(self.model.parameters()).device, self.tokenizer.vocab_size
         idx, targets = idx.to(device), targets.to(device)
