@@ -72,12 +72,12 @@ class Rung:
             return self
         options = [f"--model.config.{key}={value}" for key, value in self.on_cpu.items()]
         values = ", ".join(f"{key} {value}" for key, value in self.on_cpu.items())
-        note = f"{values}: theirs needs over 24 GB on a CPU"
+        notes = (self.note, f"{values}: theirs needs over 24 GB on a CPU")
         return replace(
             self,
             settings=(*self.settings, "--trainer.accelerator=cpu", *options),
             theirs={**self.theirs, **self.on_cpu},
-            note="; ".join(filter(None, (self.note, note))),
+            note="; ".join(filter(None, notes)),
         )
 
 
@@ -163,13 +163,12 @@ def make_case(name: str, table: Fields) -> Case:
             overlays = [*overlays, f"{table['stacked']}/{values['name']}"]
         defaults = {"configs": overlays, "published": published, "published_times": published}
         rung = Rung(**defaults | values)
-        needed = (
-            {} if rung.device == "any" or rung.losses_anywhere else {"accelerator": rung.device}
-        )
+        anywhere = rung.device == "any" or rung.losses_anywhere
+        theirs = rung.theirs | ({} if anywhere else {"accelerator": rung.device})
         settings = [*table.get("settings", ()), *rung.settings]
-        rungs.append(replace(rung, settings=settings, theirs=rung.theirs | needed))
+        rungs.append(replace(rung, settings=settings, theirs=theirs))
     fields = {key: table[key] for key in Case.__dataclass_fields__ if key in table}
-    return Case(name, **{**fields, "rungs": tuple(rungs)})
+    return Case(name, **fields | {"rungs": tuple(rungs)})
 
 
 TABLES: dict[str, Fields] = {

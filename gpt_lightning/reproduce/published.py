@@ -17,7 +17,7 @@ from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung
 
 Losses = dict[tuple[int, str], float]  # (step, split) -> nats
 # split -> (tokens, loss in nats), tokens ascending
-Points = dict[str, Sequence[tuple[float, float]]]
+Points = dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -112,23 +112,19 @@ def find_curve(name: str) -> Curve:
 
 def read_curve(curve: Curve) -> Points:
     """Return the losses of a published curve; splits without any are empty."""
-    losses = read_losses(curve.name, curve.evaluations, curve.iterations).items()
-    return {
-        split: [
-            (float(step * curve.tokens_per_step), loss)
-            for (step, of), loss in losses
-            if of == split
-        ]
-        for split in ("val", "train", "batch")
-    }
+    points: Points = {"val": [], "train": [], "batch": []}
+    losses = read_losses(curve.name, curve.evaluations, curve.iterations)
+    for (step, split), loss in losses.items():
+        points[split].append((float(step * curve.tokens_per_step), loss))
+    return points
 
 
 def as_run(curve: Curve) -> dict[str, list[tuple[float, ...]]]:
     """Return a published curve as read_curves of runs/history.py does, without wall times."""
     points = read_curve(curve)
     return {
-        split: [(t / curve.tokens_per_step, t, math.nan, loss) for t, loss in points[source]]
-        for split, source in (("train", "batch" if points["batch"] else "train"), ("val", "val"))
+        split: [(t / curve.tokens_per_step, t, math.nan, loss) for t, loss in losses]
+        for split, losses in (("train", points["batch"] or points["train"]), ("val", points["val"]))
     }
 
 

@@ -28,7 +28,7 @@ from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, Tables, Verdict, row_type, write_report
+from gpt_lightning.tables.rows import Console, Row, Verdict, row_type, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
@@ -153,8 +153,8 @@ class CaseRun:
         compared = [row for row in rows if row.verdict]
         verdicts = [row.verdict for row in compared]
         missing = missing_losses(published.losses, rows, timings.max_steps)
-        failures = [row for row in self.settings if row.verdict == Verdict.FAILED]
-        wrong = [row.setting for row in failures if row.rung == rung.name]
+        failed = [row for row in self.settings if row.verdict == Verdict.FAILED]
+        wrong = [row.setting for row in failed if row.rung == rung.name]
         missed = [row for row in compared if row.verdict == Verdict.FAILED]
         timed = is_timed(rung, timings.device)
         where = f"losses only: its times are of a {rung.device}, this is {timings.device}"
@@ -196,8 +196,7 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        tables: Tables = {"rungs": self.rungs, "losses": self.losses}
-        tables["settings"] = self.settings
+        tables = {"rungs": self.rungs, "losses": self.losses, "settings": self.settings}
         notes, pictures = [f"Theirs: {self.case.source}."], [PICTURE] if self.losses else []
         write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)
         if self.losses:

@@ -225,13 +225,14 @@ def broken_rows(case: Case, rung: Rung, parser: ArgumentParser) -> Iterator[Row]
     seen = wrong_settings(case, rung, [])
     unbroken = Verdict.FAILED if seen else Verdict.OK
     yield BreakRow(case.name, rung.name, "", "", "", unbroken, ", ".join(seen))
-    before = case.rungs[: case.rungs.index(rung)][-1:]
-    ours, earlier = values(rung), values(before[0]) if before else {}
-    keys = [key for key in (ours if before else values(rung, defaults=False)) if key != "config"]
-    for key in sorted(key for key in keys if not before or ours[key] != earlier.get(key)):
+    ours, earlier, before = values(rung), {}, case.rungs[: case.rungs.index(rung)]
+    keys = set(values(rung, defaults=False))
+    if before:
+        earlier = values(before[-1])
+        keys = {key for key in ours if ours[key] != earlier.get(key)}
+    for key in sorted(keys - {"config"}):
         start = (case.name, rung.name, key, option_text(ours[key]))
-        reason = why_whole(key, rung.theirs)
-        if reason:
+        if reason := why_whole(key, rung.theirs):
             yield BreakRow(*start, "", Verdict.SKIPPED, reason)
             continue
         wrong = wrong_value(key, ours[key], earlier)
@@ -299,8 +300,8 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
         with suppress(ReadError):
             training.run_cli(["fit", *arguments], callbacks=[recorder], folder=Path(folder) / "run")
     free_memory()
+    if away and "--trainer.accelerator=cpu" not in changes:
+        ours["accelerator"] = rung.device
     rows = compare_settings(rung, ours)
-    left_out = "accelerator" if away and "--trainer.accelerator=cpu" not in changes else ""
-    wrong = [row.setting for row in rows if row.verdict == Verdict.FAILED]
     unread = [f"{name} (not read)" for name in rung.theirs if name not in (*ours, "chip")]
-    return [name for name in wrong if name != left_out] + unread
+    return [row.setting for row in rows if row.verdict == Verdict.FAILED] + unread
