@@ -148,7 +148,7 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
     if prompt:
         raise UserError("--prompt and --prompts are both given: remove one")
     try:
-        lines = Path(prompts).read_text(encoding="utf-8").split("\n")
+        lines = Path(prompts).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--prompts: cannot read {prompts}: {error}") from error
     found = []

@@ -77,7 +77,9 @@ def generate(
     with torch.inference_mode(), plain, sdpa_kernel(EVERY_LENGTH):
         if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
             model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
-        block_size = model.config.block_size
+        block_size, known = model.config.block_size, model.config.vocab_size or 0
+        if ((idx < 0) | (idx >= known)).any():
+            raise UserError(f"idx has tokens from {idx.min()} to {idx.max()}, the model {known}")
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, yaml_beside
+from gpt_lightning.files import Fields, check_regular, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.weights import HEAD, SIZE_KEYS, WTE, Pretrained, Weights, user_errors
 
@@ -173,6 +173,7 @@ def read_settings(path: Path) -> Fields:
     """
     if not path.exists():
         return {}
+    check_regular(path, "copy it again")
     with user_errors(f"{path} is damaged"):
         settings = {} | json.loads(path.read_text(encoding="utf-8"))
     for key, known in TABLE["settings"].items():

@@ -25,7 +25,7 @@ from gpt_lightning.training.command import GPTCLI, SaveConfig, TrainingParser, q
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, run_folder
-from gpt_lightning.training.trainer import Trainer, construction_error
+from gpt_lightning.training.trainer import Trainer, as_list, construction_error
 
 # keys without a section, as --help has them
 GENERAL = ("config", "run_name", "resume", "ckpt_path", "seed_everything", "print_config")
@@ -181,7 +181,9 @@ class FitResult:
 
 
 def fit(
-    *configs: str | Path | Mapping[str, Any], callbacks: Sequence[L.Callback] = (), **overrides: Any
+    *configs: str | Path | Mapping[str, Any],
+    callbacks: L.Callback | Sequence[L.Callback] = (),
+    **overrides: Any,
 ) -> FitResult:
     """Train as `gpt-lightning fit` does, and return the outcome.
 
@@ -204,6 +206,7 @@ def fit(
         MemoryExhaustedError: The run needs more memory than there is.
     """
     argv = ["fit"]
+    callbacks = as_list(callbacks)
     if wrong := [each for each in callbacks if not isinstance(each, L.Callback)]:
         raise UserError(f"callbacks has {wrong[0]!r}; give an object, such as EarlyStopping()")
     for config in (*configs, overrides):

@@ -185,6 +185,12 @@ def test_lengths_have_bounds(model, tokens, new):
         generate(model, torch.ones(1, tokens, dtype=torch.int64), new)
 
 
+@pytest.mark.parametrize("token", [-1, 50])
+def test_tokens_outside_of_the_vocabulary_are_an_error(model, token):
+    with pytest.raises(UserError, match=f"{token}, the model 50|from {token}"):
+        generate(model, torch.tensor([[1, token]]), 1)
+
+
 def test_greedy_text_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     from gpt_lightning.model.huggingface import to_huggingface
