@@ -50,14 +50,13 @@ def export(source: str, to: str | None = None) -> None:
 
     found = read_source(source, gpt_for="export")
     tokenizer, config = tokenizer_of(found), found.config()
-    vocab_size = min(tokenizer.vocab_size, config.vocab_size or 0)
     if out.suffix == ".pt":
-        return write_nanogpt(found, tokenizer, vocab_size, out)
+        return write_nanogpt(found, tokenizer, out)
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
-    theirs = huggingface.to_huggingface(weights, config, vocab_size)
+    theirs = huggingface.to_huggingface(weights, config, tokenizer.vocab_size)
     n_params = sum(t.numel() for k, t in theirs.items() if config.bias or not k.endswith(".bias"))
     ours = {"tokenizer": tokenizer.spec(), "bias": config.bias, "figures": found.figures}
-    settings = huggingface.settings_of(config, vocab_size, tokenizer.eot_token, ours)
+    settings = huggingface.settings_of(config, tokenizer.vocab_size, tokenizer.eot_token, ours)
     files = tokenizer_files(tokenizer, config.block_size)
     files["config.json"] = json.dumps(settings, indent=2) + "\n"
     eot = {"bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token}
@@ -82,13 +81,12 @@ def export(source: str, to: str | None = None) -> None:
     print(f"use         transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 
-def write_nanogpt(found: Any, tokenizer: Tokenizer, vocab_size: int, out: Path) -> None:
+def write_nanogpt(found: Any, tokenizer: Tokenizer, out: Path) -> None:
     """Write nanoGPT's ckpt.pt, and for a vocabulary of characters meta.pkl beside it.
 
     Args:
         found: Weights, as Pretrained.
         tokenizer: Tokenizer of the model.
-        vocab_size: Rows of the embedding to keep.
         out: File to make.
 
     Raises:
@@ -104,7 +102,7 @@ def write_nanogpt(found: Any, tokenizer: Tokenizer, vocab_size: int, out: Path) 
         raise UserError(f"{meta} has other characters: give --to in another folder")
     path, folder = Path(found.source), out.absolute().parent
     training = read_content(path, check=False) if path.suffix == ".ckpt" else {}
-    content = to_nanogpt(found, vocab_size, folder.name, training)
+    content = to_nanogpt(found, tokenizer.vocab_size, folder.name, training)
     with explained("write", out), user_errors(f"cannot write {out}"), replacement(out) as temporary:
         torch.save(content, temporary)
     for name, characters in files.items():
@@ -198,15 +196,14 @@ def import_model(
     from gpt_lightning.runs.sources import read_source
 
     found = read_source(source, gpt_for="import")
-    theirs = found.shape()
     changes = {"block_size": block_size, "vocab_size": vocab_size, "dropout": dropout}
     given = {key: plain_number(value) for key, value in changes.items() if value is not None}
-    limits = {key: theirs[key] for key in ("block_size", "vocab_size")}
-    sizes = limits | given
-    if sizes["block_size"] > limits["block_size"] or sizes["vocab_size"] < limits["vocab_size"]:
+    shape = found.shape()
+    T, V = shape["block_size"], shape["vocab_size"]
+    if (block_size or T) > T or (vocab_size or V) < V:
         raise UserError(
-            f"{source} takes --block_size up to {limits['block_size']}, and --vocab_size from "
-            f"{limits['vocab_size']}: not {sizes['block_size']} and {sizes['vocab_size']}"
+            f"{source} takes --block_size up to {T}, and --vocab_size from {V}: not "
+            f"{block_size or T} and {vocab_size or V}"
         )
     model = found.model(**given)
     record = RunRecord(

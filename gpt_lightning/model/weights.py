@@ -102,10 +102,9 @@ class Pretrained:
         theirs, weights = self.shape(), dict(self.weights)
         if self.network is not None:
             return weights
-        biases = {name: tensor for name, tensor in weights.items() if name.endswith(".bias")}
-        if not config.bias and not any(tensor.any() for tensor in biases.values()):
-            theirs["bias"] = False  # biases of 0 are none
-            weights = {name: weights[name] for name in weights.keys() - biases.keys()}
+        bare = {name: tensor for name, tensor in weights.items() if not name.endswith(".bias")}
+        if not config.bias and not any(weights[name].any() for name in weights.keys() - bare):
+            theirs["bias"], weights = False, bare  # biases of 0 are none
         check_shape(self.source, config, theirs)
         if WPE in weights:
             weights[WPE] = weights[WPE][: config.block_size]
@@ -246,24 +245,22 @@ def to_nanogpt(found: Pretrained, vocab_size: int, dataset: str, training: Field
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
     # a copy: torch.save writes the rows of the padding with a view
     weights[HEAD] = weights[WTE] = weights[WTE][:vocab_size].clone()
-    with torch.device("meta"):  # the order of named_parameters() is nanoGPT's
-        names = [name for name, _ in build(None, config).named_parameters()]
-    ours = training.get("hyper_parameters", {})
-    rates = {"lr": ours.get("learning_rate", 1e-3), "betas": ours.get("betas", (0.9, 0.95))}
-    matrices = [weights[name] for name in names if weights[name].dim() >= 2]
-    others = [weights[name] for name in names if weights[name].dim() < 2]
+    with torch.device("meta"):  # the order of parameters() is nanoGPT's
+        tensors = sorted(build(None, config).parameters(), key=lambda tensor: tensor.dim() < 2)
+    ours: Fields = {"learning_rate": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    ours |= training.get("hyper_parameters", {})
     groups = [
-        {"params": matrices, "weight_decay": ours.get("weight_decay", 0.1)},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [t for t in tensors if t.dim() >= 2], "weight_decay": ours["weight_decay"]},
+        {"params": [t for t in tensors if t.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, **rates).state_dict()
+    adamw = torch.optim.AdamW(groups, lr=ours["learning_rate"], betas=ours["betas"])
+    optimizer = adamw.state_dict()
     trained = training.get("optimizer_states", [{"param_groups": []}])[0]
     if ours.get("optimizer") == "adamw" and len(trained["param_groups"]) == 2:
-        state = {n: dict(trained["state"][n]) for n in sorted(trained["state"])}
-        state[0] |= {key: state[0][key][:vocab_size].clone() for key in ("exp_avg", "exp_avg_sq")}
-        shapes = [values["exp_avg"].shape for values in state.values()]
-        if shapes == [tensor.shape for tensor in matrices + others]:
-            optimizer["state"] = state
+        state = trained["state"]
+        if [state[n]["exp_avg"].shape for n in sorted(state)] == [t.shape for t in tensors]:
+            rows = {k: state[0][k][:vocab_size].clone() for k in ("exp_avg", "exp_avg_sq")}
+            optimizer["state"] = state | {0: state[0] | rows}
     keys = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
     arguments = {key: getattr(config, key) for key in keys} | {"vocab_size": vocab_size}
     return {
