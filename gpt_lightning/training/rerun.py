@@ -18,7 +18,7 @@ from typing import Any
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import program, read_config, shell_command
+from gpt_lightning.parsing import program, read_config, shell_command, typed_values
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
@@ -49,17 +49,17 @@ def with_run(argv: list[str]) -> list[str]:
             path = Path(word.removeprefix("--config="))
             if path.name == "config.yaml" and RunPaths(path.parent).saved():
                 words[i] = str(path.parent)
-    found = [word for word in words if word[:1] != "-"][:1]
-    given = any(word.startswith(("--config=", "--data.")) for word in words)
-    if command != "resume" and not found and not given:
-        found = [w.partition("=")[2] for w in words if w.startswith("--ckpt_path=")]
-    if not found and command != "resume":
-        return [command, *quiet, *argv[1:]]
-    if not found or found[0] in ("best", "last"):
+    name, typed = next((word for word in words if word[:1] != "-"), ""), typed_values(words)
+    if command != "resume":
+        if not name and not any(key == "config" or key.startswith("data.") for key in typed):
+            name = typed.get("ckpt_path", "")
+        if not name:
+            return [command, *quiet, *argv[1:]]
+    if name in ("", "best", "last"):
         raise UserError(f"{command} has no run: `{program()} {command} lightning_logs/NAME`")
-    address = Path(found[0])
-    if is_remote(found[0]):
-        raise UserError(f"{found[0]} is a URL: copy the run folder here, or {OR_BOTH}")
+    address = Path(name)
+    if is_remote(name):
+        raise UserError(f"{name} is a URL: copy the run folder here, or {OR_BOTH}")
     begun = [run for run in run_folders(address) if RunPaths(run).config.is_file()]
     if begun and not any(RunPaths(run).saved() for run in begun):
         again = shell_command(["fit", "--config", str(RunPaths(begun[0]).config)])
@@ -79,11 +79,11 @@ def with_run(argv: list[str]) -> list[str]:
         if network_of_run(chosen) != Network.of(network):
             raise missing_network(str(run), network)
     options = [f"--config={path}", *relocated(run, settings)]
-    others = [name for name in SOURCES if not any(w.startswith(f"--data.{name}=") for w in words)]
+    others = [f"data.{source}" for source in SOURCES if f"data.{source}" not in typed]
     if len(others) < len(SOURCES):  # the data given replaces the run's
-        options += [f"--data.{name}=null" for name in others]
-    if found[0] in words:
-        words.remove(found[0])  # the first one: another is an error
+        options += [f"--{key}=null" for key in others]
+    if name in words:
+        words.remove(name)  # the first one: another is an error
     rest = [word for word in words if word not in WORDS]
     if command == "resume":
         for word in rest:
