@@ -89,7 +89,7 @@ class GPTModule(EvaluatedModule):
         optimizers.load(self.settings)  # raises before anything is built
         self.micro_batches = 0
         self.stop_requested = False
-        self._loss_sum: Tensor | None = None  # sum over the current step's micro-batches
+        self._loss_sum: Any = 0.0  # sum over the current step's micro-batches
         self.seed: int | None = None
         self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
@@ -132,8 +132,9 @@ class GPTModule(EvaluatedModule):
         if sharded:
             cast(Any, trainer.strategy).shard(self.model, trainer.precision == "bf16-mixed")
         dropout = self.config.dropout if fitting else 0.0
-        found = build.find_kernel(self.model, trainer, self.context, dropout)
-        self.attention_kernel, self.notes = found
+        self.attention_kernel, self.notes = build.find_kernel(
+            self.model, trainer, self.context, dropout
+        )
         if self.network is not None:
             self.notes["FLOPs"] = count_flops(self.model, self.config, self.context)[1]
         if fitting and self._device_type == "cpu":
@@ -149,17 +150,14 @@ class GPTModule(EvaluatedModule):
 
     @property
     def _device_type(self) -> str:
-        trainer = self.attached_trainer
-        return "cpu" if trainer is None else str(trainer.strategy.root_device.type)
+        return str(self.trainer.strategy.root_device.type)
 
     @property
     def compiles(self) -> tuple[bool, str]:
         """True if the model is compiled on this device, and the reason."""
         if self.settings.compile != "auto":
             return self.settings.compile, "as set"
-        trainer = self.attached_trainer
-        precision = "32-true" if trainer is None else str(trainer.precision)
-        return should_compile(self._device_type, precision)
+        return should_compile(self._device_type, str(self.trainer.precision))
 
     @property
     def evaluates_compiled(self) -> bool:
@@ -186,7 +184,7 @@ class GPTModule(EvaluatedModule):
         return self.model(idx, targets)
 
     def on_train_start(self) -> None:
-        self._loss_sum, self.micro_batches, self.last_loss = None, 0, None
+        self._loss_sum, self.micro_batches, self.last_loss = 0.0, 0, None
         self.stop_requested = False
         if steps.is_sharded(self.trainer):  # the sanity check leaves the embeddings gathered
             cast(Any, self.model).reshard()
@@ -222,14 +220,13 @@ class GPTModule(EvaluatedModule):
         # Dropout's seeds are derived, not saved: any step can be computed without those before it,
         # and each rank drops other activations.
         trainer = self.trainer
-        assert self.seed is not None
-        place = (self.seed, trainer.global_step, self.micro_batches, trainer.global_rank)
+        place = (self.run_seed(), trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self(*tokens_and_targets(batch))
-        total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
-        self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
+        # a new tensor: the next run of a CUDA graph overwrites its output
+        self._loss_sum = self._loss_sum + loss.detach()
         self.micro_batches += 1
         return loss
 
@@ -302,20 +299,18 @@ class GPTModule(EvaluatedModule):
                 group["lr"] = self.learning_rate_at(step, group["peak_lr"])
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        assert self._loss_sum is not None
-        self.last_loss = self._loss_sum / self.micro_batches
-        trainer, step = self.trainer, self.trainer.global_step
-        if steps.at_log_step(trainer, step + 1):
+        loss = self.last_loss = self._loss_sum / self.micro_batches
+        step, lr = self.trainer.global_step, optimizer.param_groups[0]["lr"]
+        if steps.at_log_step(self.trainer, step + 1):
+            self.log("train/loss", loss, sync_dist=True)
             if self._schedules():
+                if self.settings.optimizer == "muon":
+                    self.log("optim/lr_muon", lr)
                 lr = self.learning_rate_at(step, self.settings.learning_rate)
-            self.log("train/loss", self.last_loss, sync_dist=True)
             self.log("optim/lr", lr)
-            if self._schedules() and self.settings.optimizer == "muon":
-                self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", step + 1.0)  # the loggers' x: the first is 1
-        self._loss_sum, self.micro_batches = None, 0
+        self._loss_sum, self.micro_batches = 0.0, 0
 
     def on_train_epoch_end(self) -> None:
         self._log_last_loss()
@@ -340,23 +335,18 @@ class GPTModule(EvaluatedModule):
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes is not None:
-            self._drop_spike(self._spikes, norm, step)
+            # the gradients of an outlier are dropped: no optimizer changes anything then
+            loss: Any = self.last_loss
+            means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
+            if spike := self._spikes.spike(*means.tolist()):
+                self.zero_grad()
+                if trainer.is_global_zero:
+                    print(f"step {step} skipped: {spike}", file=sys.stderr)
+            if steps.at_log_step(trainer, step):
+                self.log("optim/skipped_steps", float(self._spikes.skipped))
         if steps.at_log_step(trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
-
-    def _drop_spike(self, guard: optim.SpikeGuard, norm: Tensor, step: int) -> None:
-        """Drop the gradients of a step that is an outlier: no optimizer changes anything then."""
-        trainer, loss = self.trainer, self.last_loss
-        assert loss is not None, "the optimizer steps after a forward pass"
-        means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
-        spike = guard.spike(*means.tolist())
-        if spike:
-            self.zero_grad()
-            if trainer.is_global_zero:
-                print(f"step {step} skipped: {spike}", file=sys.stderr)
-        if steps.at_log_step(trainer, step):
-            self.log("optim/skipped_steps", float(guard.skipped))
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)
