@@ -70,6 +70,7 @@ class RunTimings:
     attention: str = ""
 
 
+@dataclass(eq=False)
 class RunRecorder(Callback):
     """Call a function with every number of a run.
 
@@ -87,14 +88,12 @@ class RunRecorder(Callback):
         speed: Timings of a run that has ended.
     """
 
-    def __init__(
-        self,
-        show: Callable[[Observation], None],
-        each_step: bool,
-        steps: Container[int] = (),
-        begin: Callable[[GPTModule], None] = lambda module: None,
-    ):
-        self.show, self.each_step, self.steps, self.begin = show, each_step, steps, begin
+    show: Callable[[Observation], None]
+    each_step: bool
+    steps: Container[int] = ()
+    begin: Callable[[GPTModule], None] = lambda module: None
+
+    def __post_init__(self) -> None:
         self.speed: RunTimings | None = None
         self.batches: list[Batch] = []
         self._steps: speed.Steps = []
@@ -118,20 +117,18 @@ class RunRecorder(Callback):
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
-        step = trainer.global_step - 1
-        if not self.each_step:
-            if steps.at_step_boundary(trainer) and step in self.steps:
-                loss = float(pl_module.last_loss)
-                self.show(Observation(pl_module.device, step, "batch", loss))
+        step, loss = trainer.global_step - 1, pl_module.last_loss
+        if not steps.at_step_boundary(trainer):
             return
-        if trainer.global_step == len(self._steps):
-            return
-        synchronize(trainer.strategy.root_device)
-        seconds = time.perf_counter() - self._begin
-        loss = float(trainer.callback_metrics["train/loss"])
-        self._steps.append((seconds, self._tokens))
-        self.show(Observation(pl_module.device, step, "batch", loss, seconds, self._tokens))
-        self._tokens = 0
+        if self.each_step:
+            synchronize(trainer.strategy.root_device)
+            timing = time.perf_counter() - self._begin, self._tokens
+            loss = trainer.callback_metrics["train/loss"]  # the mean of all ranks
+            self.show(Observation(pl_module.device, step, "batch", float(loss), *timing))
+            self._steps.append(timing)
+            self._tokens = 0
+        elif step in self.steps:
+            self.show(Observation(pl_module.device, step, "batch", float(loss)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
