@@ -183,11 +183,6 @@ class SpeedMonitor(StepCallback):
         if step == self._step:
             return  # the step goes on
         self._step = step
-        self._end_step(trainer)
-        if at_log_step(trainer, step):
-            self._log(trainer, pl_module)
-
-    def _end_step(self, trainer: Trainer) -> None:
         end = record_event(trainer.strategy.root_device)
         self._measured_steps += 1
         if self._measured_steps > self.warmup_steps:
@@ -199,11 +194,19 @@ class SpeedMonitor(StepCallback):
         self.tokens += self._step_tokens
         self._step_tokens = 0
         self._begin, self._intervals = end, []
+        if at_log_step(trainer, step):
+            self._log(trainer, pl_module)
 
     def _log(self, trainer: Trainer, module: GPTModule) -> None:
         self._log_tokens(module)
         module.log("perf/memory_gib", peak_memory_gib(trainer.strategy.root_device))
-        self._log_data(trainer, module)
+        if (data := token_data(trainer)) is not None:
+            waited_s, step = self._waited
+            self._waited = data.reader.train_loader.wait_s, self._step
+            mean_s = (self._waited[0] - waited_s) / (self._step - step)
+            module.log("perf/data_wait_ms", mean_s * 1e3)
+            for address, share in data.reader.shares().items():
+                module.log(f"data/share/{address}", share)
         synchronize(trainer.strategy.root_device)
         window, stalls = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
         for seconds, _ in stalls:
@@ -229,17 +232,6 @@ class SpeedMonitor(StepCallback):
         self._measured += window
         self._window.clear()
         return window
-
-    def _log_data(self, trainer: Trainer, module: GPTModule) -> None:
-        data = token_data(trainer)
-        if data is None:
-            return
-        waited_s, steps = self._waited
-        wait_s = data.reader.train_loader.wait_s
-        self._waited = wait_s, self._step
-        module.log("perf/data_wait_ms", (wait_s - waited_s) / (self._step - steps) * 1e3)
-        for address, share in data.reader.shares().items():
-            module.log(f"data/share/{address}", share)
 
     def mfu(self, steps: Steps, trainer: Trainer, module: GPTModule) -> float | None:
         """Return the MFU of steps, a fraction of the peak; None without a step or a known peak."""
