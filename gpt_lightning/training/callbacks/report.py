@@ -48,8 +48,8 @@ class RunReport(Callback):
             print_facts(trainer, self._banner(trainer, pl_module))
 
     def _banner(self, trainer: Trainer, module: GPTModule) -> Facts:
-        config, settings, data = module.config, module.settings, token_data(trainer)
-        assert data is not None
+        config, settings = module.config, module.settings
+        data: Any = token_data(trainer)
         compiled, why = module.compiles
         products = torch.get_float32_matmul_precision()
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
@@ -184,8 +184,7 @@ def none_due(trainer: Trainer) -> str:
 
 def run_hyperparameters(trainer: Trainer, module: GPTModule) -> Fields:
     """Return the arguments by which TensorBoard compares runs: the module's and the step's."""
-    data = token_data(trainer)
-    assert data is not None
+    data: Any = token_data(trainer)
     hyperparameters = module.hyperparameters()
     return {
         **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},
@@ -221,10 +220,10 @@ class StepProgress(ProgressBar):
 
     def __init__(self, plain_every_n_steps: PositiveInt | None = None):
         super().__init__()
-        self.plain_every_n_steps: int | None = plain_every_n_steps
+        self.plain_every_n_steps = plain_every_n_steps
         self.is_enabled = True
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
-        self._total = self._first = self._step = 0
+        self._total = self._first = self._step = self._every = 0
         self._metrics = ""  # last log step or line
         self._printed = 0.0  # time of the last line
 
@@ -246,9 +245,8 @@ class StepProgress(ProgressBar):
         self._first = self._step = trainer.global_step
         self._total = total_steps(trainer)
         self._printed, terminal = time.monotonic(), sys.stdout.isatty()
-        if self.plain_every_n_steps is None:
-            log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-            self.plain_every_n_steps = line_interval(self._total, log_every)
+        log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        self._every = self.plain_every_n_steps or line_interval(self._total, log_every)
         if self.is_enabled:
             self._bar = tqdm(
                 desc=f"{self._position()} | ",
@@ -269,13 +267,12 @@ class StepProgress(ProgressBar):
             bar.initial = step
             bar.unpause()
         self._step = step
-        line = not bar.dynamic_ncols and (
-            now - self._printed >= LINE_S or step % (self.plain_every_n_steps or 1) == 0
-        )
+        due = now - self._printed >= LINE_S or step % self._every == 0
+        line = due and not bar.dynamic_ncols
         if line or steps.at_log_step(trainer, step):  # the device is synchronized
             known = trainer.callback_metrics
-            parts = (text.format(float(known[k])) for k, text in METRICS.items() if k in known)
-            self._metrics = "".join(f"{part} | " for part in [", ".join(parts)] if part)
+            parts = [text.format(float(known[k])) for k, text in METRICS.items() if k in known]
+            self._metrics = f"{', '.join(parts)} | " if parts else ""
         bar.set_description_str(f"{self._position()} | {self._metrics}", refresh=False)
         bar.update(step - bar.n)
         if line:
