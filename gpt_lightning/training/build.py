@@ -30,31 +30,28 @@ def fit_to_data(config: GPTConfig, data: TokenDataModule | None) -> GPTConfig:
     """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
     if data is None:
         return config
-    if config.vocab_size is None:
-        config = dataclasses.replace(config, vocab_size=data.vocab_size)
-    assert config.vocab_size is not None
-    if config.vocab_size < data.vocab_size:
+    rows = config.vocab_size or data.vocab_size
+    if rows < data.vocab_size:
         raise UserError(
-            f"model.config.vocab_size is {config.vocab_size}, but {data.address} has "
-            f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null"
+            f"model.config.vocab_size is {rows}, but {data.address} has {data.vocab_size} tokens: "
+            f"set it to {data.vocab_size}, or to null"
         )
-    return config
+    return dataclasses.replace(config, vocab_size=rows)
 
 
 def check_decay(settings: Settings, max_steps: int) -> None:
     """Check that the decay of the learning rate has an end, and begins before it."""
     if settings.schedule == "constant":
         return
-    own = settings.decay_steps is not None  # a short run ends in its warm-up by default
-    end = settings.decay_steps if settings.decay_steps is not None else max_steps
+    own = settings.decay_steps  # a short run ends in its warm-up by default
+    end = max_steps if own is None else own
     if end < 0:
         raise UserError(
             f"the {settings.schedule} decay has no end: set trainer.max_steps or "
             "model.decay_steps, or model.schedule to constant"
         )
-    keys = ("warmup_steps", "decay_start") if own else ("decay_start",)
-    for key in keys:
-        if (begin := getattr(settings, key)) >= (end if own else max(1, end)):
+    for key in ("decay_start",) if own is None else ("warmup_steps", "decay_start"):
+        if (begin := getattr(settings, key)) >= (max(1, end) if own is None else end):
             raise UserError(
                 f"model.{key} {begin} must be below the end of the {settings.schedule} decay at "
                 f"step {end}, model.decay_steps or else trainer.max_steps: lower model.{key}"
@@ -66,10 +63,10 @@ def check_device(config: GPTConfig, trainer: Trainer, device: str, compiled: boo
     strategy = trainer.strategy
     if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
         raise UserError(f"{type(strategy).__name__} cannot train a GPTModule: use ddp or fsdp2")
-    if device == "mps" and config.checkpointing and (p := config.dropout):
+    if device == "mps" and config.checkpointing and config.dropout:
         raise UserError(  # PyTorch restores no seed there (pytorch#127676)
-            f"model.config.dropout is {p:g}, and mps would recompute another: set it to 0, or "
-            "model.config.checkpointing to false"
+            f"model.config.dropout is {config.dropout:g}, and mps would recompute another: set it "
+            "to 0, or model.config.checkpointing to false"
         )
     if config.residual != "float32" and trainer.precision != "bf16-mixed":
         raise UserError(
@@ -97,11 +94,12 @@ def build_model(
     Raises:
         UserError: The weights alone are larger than this machine's memory.
     """
-    n = config.n_matrix_params
-    if network is None and n * 4 / 2**30 > (here_gib := memory_gib()):
+    gib = config.n_matrix_params * 4 / 2**30
+    if network is None and gib > memory_gib():
         raise UserError(
-            f"model.config has {n:,} parameters, {n * 4 / 2**30:,.0f} GiB in float32, and this "
-            f"machine has {here_gib:.0f} GiB: lower model.config.n_layer or model.config.n_embd"
+            f"model.config has {config.n_matrix_params:,} parameters, {gib:,.0f} GiB in float32, "
+            f"and this machine has {memory_gib():.0f} GiB: lower model.config.n_layer or "
+            "model.config.n_embd"
         )
     with torch.device("cpu"):  # Lightning's device context would let the GPU draw the weights
         model = build(network, config)
