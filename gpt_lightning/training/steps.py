@@ -64,7 +64,6 @@ class StepShape:
 
     def with_batch_size(self, batch_size: int) -> "StepShape":
         """Return a step of as many tokens; batch_size must divide `sequences`."""
-        assert self.sequences % batch_size == 0
         return dataclasses.replace(
             self, batch_size=batch_size, accumulate=self.sequences // batch_size
         )
@@ -214,10 +213,8 @@ def options_for(old: StepShape, batch_size: int, data: Any, trainer: Any) -> lis
     found = {"data.batch_size": batch_size}
     if data.tokens_per_step is None:
         found["trainer.accumulate_grad_batches"] = new.accumulate
-    old_eval = evaluated or old.batch_size
-    follows = old_eval == old.batch_size
-    new_eval = batch_size if follows else min(old_eval, batch_size)
-    if not follows and new_eval != old_eval:
+    old_eval, new_eval = evaluated or old.batch_size, min(evaluated or batch_size, batch_size)
+    if evaluated and new_eval != evaluated:
         found["data.eval_batch_size"] = new_eval
     if type(interval) is int and new.accumulate != old.accumulate:
         found["trainer.val_check_interval"] = interval * new.accumulate // old.accumulate
