@@ -83,10 +83,8 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        skip = None
-        if self.found_inf is not None:
-            skip = self.found_inf > 0
-            self.adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
+        skip = None if self.found_inf is None else self.found_inf > 0
+        self.adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         stacked_step(self.muon, skip)
         self.adamw.step()
         return loss
@@ -160,8 +158,7 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Ten
     shards = DTensor.from_local(
         x.contiguous(), like.device_mesh, [Shard(source)], shape=shape, stride=stride
     )
-    exchanged = shards.redistribute(placements=[Shard(target)]).to_local()
-    return exchanged
+    return shards.redistribute(placements=[Shard(target)]).to_local()
 
 
 def orthogonalize(x: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
