@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch, tokens_and_targets
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.training import steps
 from gpt_lightning.training.datamodule import token_data
@@ -111,10 +112,9 @@ class EvaluatedModule(LightningModule):
         fitting = steps.is_fitting(self.trainer)
         estimates = data is not None and data.settings.eval_batches is not None
         strategy, step = self.trainer.strategy, self.trainer.global_step
-        losses = self._evaluation.losses(split, estimates, strategy, step)
-        metrics: dict[str, Tensor | float] = dict(losses)
-        if f"{split}/loss" in losses:
-            metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
+        metrics: Fields = self._evaluation.losses(split, estimates, strategy, step)
+        if f"{split}/loss" in metrics:
+            metrics[f"{split}/perplexity"] = metrics[f"{split}/loss"].exp()
         if fitting:
             # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
             metrics["step"] = float(step)
