@@ -82,9 +82,9 @@ def measure_generate(row: Row) -> Values:
         x = model.transformer(text[:, max(0, length - row.context) : length])
         return model.lm_head(x[:, -1])
 
-    def timed(call: Callable[[], Any], sequence_tokens: int) -> float:
+    def timed(sequence_tokens: int, call: Callable[..., Any], *arguments: Any) -> float:
         began = time.perf_counter()
-        call()
+        call(*arguments)
         synchronize(device)
         return (time.perf_counter() - began) * 1e3 / sequence_tokens
 
@@ -92,10 +92,10 @@ def measure_generate(row: Row) -> Values:
         return sample_token(naive_logits(length), 0.8, 200, generator)
 
     def naive() -> list[float]:
-        return [timed(partial(naive_token, length), row.batch) for length in lengths]
+        return [timed(row.batch, naive_token, length) for length in lengths]
 
     def whole(sample: Callable[..., Any]) -> list[float]:
-        return [timed(lambda: sample(start), row.batch * tokens)]
+        return [timed(row.batch * tokens, sample, start)]
 
     cached = partial(whole, partial(generate, decoder, generator=generator, **sampling))
     other = naive

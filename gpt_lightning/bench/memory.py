@@ -107,11 +107,13 @@ def measure_row(row: Row) -> Values:
         raise SkippedError(f"the model has {row.shape[0]} blocks")
     device = prepare(row)
     memory_meter.limit_memory(device, row.memory_gib)
-    setting = (row.model, row.size, row.device, row.dtype, row.mode, row.blocks, row.batch)
-    name = f"{'-'.join(map(str, setting))}-{row.context}.pickle".replace("/", "x")
-    snapshot = Path(row.folder) / name if device.type == "cuda" else None
+    name = (
+        f"{row.model}-{row.size}-{row.device}-{row.dtype}-{row.mode}-{row.blocks}-{row.batch}-"
+        f"{row.context}.pickle"
+    )
+    snapshot = Path(row.folder) / name.replace("/", "x") if device.type == "cuda" else None
     residual = row.batch * row.context * row.shape[2] * 4
-    found: Values = {}
+    found: Values = {"saved": []}
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
@@ -136,8 +138,8 @@ def measure_row(row: Row) -> Values:
     del phases["setup"]
     if device.type == "cpu":
         found["resident_gib"] = peak_memory_gib(device)
-    files = {"files": snapshot.name if snapshot and snapshot.exists() else ""}
-    return {"saved": [], **found, **columns(phases, residual), **files}
+    found["files"] = snapshot.name if snapshot and snapshot.exists() else ""
+    return found | columns(phases, residual)
 
 
 def columns(phases: dict[str, PhaseMemory], residual: int) -> Values:

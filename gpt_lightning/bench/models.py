@@ -10,7 +10,7 @@ Sources: Zhang and Sennrich 2019 (RMSNorm), https://arxiv.org/abs/1910.07467; Su
 https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2002.05202.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -56,14 +56,13 @@ def make_model(model: str, shape: list[int], context: int) -> "GPT | CourseModel
 # ---- options -------------------------------------------------------------------------------------
 
 
-def read_sizes(args: Any, names: Iterable[str] = COURSE_SIZES) -> list[Values]:
+def read_sizes(args: Any, known: Sequence[str] = COURSE_SIZES) -> list[Values]:
     """Return the sizes of --sizes with their shapes."""
-    return [{"size": name, "shape": SHAPES[name]} for name in listed(args, "sizes", one_of(names))]
+    return [{"size": name, "shape": SHAPES[name]} for name in listed(args, "sizes", one_of(known))]
 
 
-def named_sizes(default: str, names: Iterable[str] = ("tiny", *COURSE_SIZES)) -> Option:
+def named_sizes(default: str, known: Sequence[str]) -> Option:
     """Declare --sizes, which fills `size` and `shape`."""
-    known = list(names)
     about = f"Any of {', '.join(known)}."
     return Option("sizes", default, about, lambda args: read_sizes(args, known))
 

@@ -91,7 +91,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,
-        models.named_sizes("tiny", models.SHAPES),
+        models.named_sizes("tiny", [*models.SHAPES]),
         options.contexts("64"),
         options.batches(),
         options.dtypes("fp32", ("fp32", "tf32", "bf16")),  # fp16's GradScaler is another loop

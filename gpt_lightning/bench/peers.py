@@ -30,7 +30,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,
-        models.named_sizes("small"),
+        models.named_sizes("small", ["tiny", *models.COURSE_SIZES]),
         options.contexts("256"),
         options.batches(),
         options.dtypes("fp32,bf16"),

@@ -227,8 +227,9 @@ class ProfiledBatches(timing.TimedBatches):
 def measure_profile(row: Row) -> Values:
     """Time steps of a model with attention written out, on random tokens, then profile as many."""
     device = prepare(row)
-    setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
-    batches = ProfiledBatches(row, random_batch(row.batch, row.context, device), "-".join(setting))
+    shape = f"{row.model}-{row.size}-{row.batch}x{row.context}"
+    name = f"{row.device}-{row.dtype}-{shape}-{row.mode}"
+    batches = ProfiledBatches(row, random_batch(row.batch, row.context, device), name)
     model = models.make_model(row.model, row.shape, row.context).to(device)
     add_ranges(model)
     step = make_step(model, batches.batch, row)
@@ -365,10 +366,9 @@ def attention_flops(row: Row) -> dict[str, int]:
     """
     n_layer, n_head, C = row.shape
     tokens, square = row.batch * row.context, row.batch * row.context**2
-    rope = {"rope": n_layer * 6 * tokens * C} if row.model == "course" else {}
     return {
         "projections": n_layer * 8 * tokens * C**2,
-        **rope,
+        **({"rope": n_layer * 6 * tokens * C} if row.model == "course" else {}),
         "score product": n_layer * 2 * square * C,
         "scale and mask": 0,
         "softmax": n_layer * 5 * square * n_head,

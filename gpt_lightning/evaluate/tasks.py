@@ -291,7 +291,7 @@ class Task:
         T, step = scorer.block_size, self.stride or scorer.block_size
         if step > T:
             raise UserError(f"--stride {step} is above the model's block_size: give 1 to {T}")
-        if Path(source).is_file():
+        if whole := Path(source).is_file():
             with explained("read", source, "give the path of a text file"):
                 content = Path(source).read_bytes()
             try:
@@ -308,7 +308,6 @@ class Task:
             stream = dataset.stream(self.split, 1, "--text DIR")
             n_tokens = len(stream)
         longest = min(n_tokens, 1 + T + (self.limit - 1) * step) if self.limit else n_tokens
-        whole = Path(source).is_file()
         tokens = tokens[:longest] if whole else stream.windows(np.zeros(1), longest)[0]
         text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eot_token])
         if not text:

@@ -16,25 +16,20 @@ class Dtype(NamedTuple):
     Attributes:
         operands: Dtype of the operands.
         precision: Precision of the Trainer that trains in it.
-        autocast: True if that training keeps float32 weights and casts the operands.
+        cast: Dtype to which that training casts the operands; None: they have it.
     """
 
     operands: torch.dtype
     precision: str
-    autocast: bool = False
-
-    @property
-    def cast(self) -> torch.dtype | None:
-        """Dtype to which that training casts the operands; None: they have it."""
-        return self.operands if self.autocast else None
+    cast: torch.dtype | None = None
 
 
 # tf32 has float32 tensors, of which NVIDIA's tensor cores read 19 bits
 DTYPES = {
     "fp32": Dtype(torch.float32, "32-true"),
     "tf32": Dtype(torch.float32, "32-true"),
-    "bf16": Dtype(torch.bfloat16, "bf16-mixed", autocast=True),
-    "fp16": Dtype(torch.float16, "16-mixed", autocast=True),
+    "bf16": Dtype(torch.bfloat16, "bf16-mixed", cast=torch.bfloat16),
+    "fp16": Dtype(torch.float16, "16-mixed", cast=torch.float16),
     "fp64": Dtype(torch.float64, "64-true"),
 }
 

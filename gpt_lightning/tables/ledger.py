@@ -81,6 +81,6 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     before = read_report(folder).get("machine", {})
     facts = (name for name in ("device", "CPU", "memory", "software") if name in before)
     other = [f"{name} {before[name]}" for name in facts if before[name] != machine.get(name)]
-    known = [before[EARLIER]] if EARLIER in before else []
-    known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
-    return {EARLIER: "; ".join(known)} if known else {}
+    rows = f"rows of {before.get('date')}: {', '.join(other)}" if other else ""
+    known = "; ".join(filter(None, (before.get(EARLIER), rows)))
+    return {EARLIER: known} if known else {}

@@ -7,6 +7,7 @@ is an axis: each value is another configuration. Errors are one line that names 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
@@ -123,11 +124,13 @@ def axis(name: str, field: str, default: str, kind: Convert, about: str, alias: 
         about: Help text.
         alias: Second name of the option.
     """
-
-    def read(args: Any) -> list[Values]:
-        return [{field: value} for value in listed(args, name, kind)]
-
-    return Option(name, default, about, read, alias=alias)
+    return Option(
+        name,
+        default,
+        about,
+        lambda args: [{field: value} for value in listed(args, name, kind)],
+        alias=alias,
+    )
 
 
 def words(name: str, field: str, choices: Iterable[str], default: str | None = None) -> Option:
@@ -162,19 +165,9 @@ def switches(name: str, default: str, about: str) -> Option:
     return axis(name, name, default, switch, f"{about}: true, false, or both with a comma.")
 
 
-def contexts(default: str) -> Option:
-    """Declare --contexts."""
-    return numbers("contexts", "context", default, "Tokens per sequence")
-
-
 def batches(default: str = "4") -> Option:
     """Declare --batches."""
     return numbers("batches", "batch", default, "Sequences per batch")
-
-
-def steps(default: int) -> Option:
-    """Declare --steps."""
-    return shared("steps", default, "Measured steps per row.")
 
 
 def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - Option's word
@@ -182,6 +175,8 @@ def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - 
     return shared("warmup", default, "Steps before the measured ones.", type)
 
 
+contexts = partial(numbers, "contexts", "context", about="Tokens per sequence")
+steps = partial(shared, "steps", about="Measured steps per row.")
 DEVICE = axis(
     "device", "device", "auto", device, "Any of cpu, mps, cuda and auto, separated by commas."
 )
