@@ -37,7 +37,7 @@ ADVISES = re.compile(
 # a word after an option that is no value of it
 PROSE = "with|or|and|the|to|above|in|as|is|takes|another|of"
 FLAG = re.compile(rf"(?<![\w-])(--[a-z][\w.-]*)(?:[ =](?!(?:{PROSE})\b|-)('[^']*'|[^\s,;:)']+))?")
-VERBS = "add|allow|choose|convert|give|make|replace|resume|set|start|try|type|use|with"
+VERBS = "add|allow|begin|choose|convert|give|make|replace|restore|resume|set|start|try|type|use"
 ADVICE = re.compile(rf"\b({VERBS})\b.*|(?<=: )[^:]*$")
 
 

@@ -183,7 +183,7 @@ def run_id(run: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({reason_of(error)}): restore it, or begin a new run with "
-            "--ckpt_path"
+            f"--resume never --ckpt_path {run}"
         ) from error
 
 

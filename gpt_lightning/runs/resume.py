@@ -55,7 +55,8 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         found_run = RunPaths.of_checkpoint(path.resolve())
         if found_run is None:
             raise UserError(
-                f"--resume {path} is in no run's folder checkpoints/: begin a run with --ckpt_path"
+                f"--resume {path} is in no run's folder checkpoints/: begin a run with --resume "
+                f"never --ckpt_path {path}"
             )
         check_run(path, found_run.run)
         return path, found_run.run
@@ -112,7 +113,8 @@ def check_run(path: Path, run: Path) -> None:
     if theirs != ours:
         why = f"{RunPaths(run).identity} is missing" if ours is None else f"not {ours}"
         raise UserError(
-            f"{path} is a checkpoint of run {theirs}, {why}: begin a run with --ckpt_path"
+            f"{path} is a checkpoint of run {theirs}, {why}: begin a run with --resume never "
+            f"--ckpt_path {path}"
         )
 
 
