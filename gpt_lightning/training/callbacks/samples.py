@@ -108,9 +108,9 @@ def evaluated_weights(trainer: Trainer) -> Iterator[None]:
     average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
     if average is not None:
         average.on_validation_epoch_start(trainer, module)
-    strategy: Any = trainer.strategy if is_sharded(trainer) else None
+    run: Any = trainer
     try:
-        with nullcontext() if strategy is None else strategy.whole_weights(module.model):
+        with run.strategy.whole_weights(module.model) if is_sharded(trainer) else nullcontext():
             yield
     finally:
         if average is not None:
