@@ -1,19 +1,16 @@
 """Checkpoints of earlier runs: compare one with this run before any state is restored."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting, set_logged_steps
+from gpt_lightning.training.trainer import check_supported
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
@@ -41,18 +38,13 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
         if loader is not None:
             loader.load_state_dict(FIRST_BATCH)
         return theirs.record
-    finders = (LearningRateFinder, BatchSizeFinder)
-    if fitting and any(isinstance(callback, finders) for callback in trainer.callbacks):
-        raise UserError(
-            "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
-            "model.learning_rate and data.batch_size to what they found, and resume without them"
-        )
     if fitting:  # raises for settings that this version cannot continue with
         without_removed(checkpoint["hyper_parameters"], "model.")
+        for callback in trainer.callbacks:
+            check_supported(callback, "unsupported_on_resume")
     if isinstance(loader, TrainLoader):
         loader.source.keep_shuffle(theirs.record.data_identity)
-    if "PL_GLOBAL_SEED" not in os.environ:
-        module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
+    module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
     allow_changes = data is not None and data.settings.allow_changes
     address = "this run's data" if data is None else data.address
     changed = resume.check(theirs.record, module.record(), address, fitting, allow_changes)
