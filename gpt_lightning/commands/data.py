@@ -13,6 +13,7 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.output import progress_bar
+from gpt_lightning.parsing import pick
 
 MAX_SHARD_ROWS = 20
 # lengths are in tokens
@@ -45,10 +46,7 @@ def data(
             raise UserError(f"{options} are for `gpt-lightning data inspect`: leave them out")
         return verify(path)
     manifest = load_manifest(path)
-    chosen = split or next(iter(manifest.splits))
-    if chosen not in manifest.splits:
-        has = ", ".join(manifest.splits)
-        raise UserError(f"--split is {split!r}, and {folder} has {has}: choose one")
+    chosen = pick(split or next(iter(manifest.splits)), manifest.splits, f"{folder}: --split")
     if not 0 <= offset < (n_tokens := manifest.tokens(chosen)):
         raise UserError(
             f"--offset is {offset:,}, and the {chosen} split of {folder} has {n_tokens:,} tokens: "
@@ -97,8 +95,8 @@ def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
     for split, shards in manifest.splits.items():
         documents = [""] * 4
         if found := lengths.get(split):
-            middle, longest, n = found.median(), max(found), found.total()
-            documents = [f"{n:,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
+            documents = [f"{found.total():,}", f"{found.mean():,.1f}", f"{found.median():,}"]
+            documents.append(f"{max(found):,}")
         rows.append([split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents])
     print()
     print_table(rows)

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.distributed import NO_COMMAND
-from gpt_lightning.parsing import nearest
+from gpt_lightning.parsing import nearest, pick
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
@@ -162,15 +162,12 @@ def check_callbacks(callbacks: list[L.Callback], given: Fields) -> None:
     modules = {type(callback).__module__.partition(".")[0] for callback in callbacks}
     others = not modules <= {"lightning", "gpt_lightning"}  # may log metrics of their own
     for callback in callbacks:
-        name, monitor = type(callback).__name__, getattr(callback, "monitor", None)
+        monitor = getattr(callback, "monitor", None)
         check_supported(callback, "unsupported_callbacks")
         if given.get("strategy") == "fsdp2":
             check_supported(callback, "unsupported_under_fsdp2")
-        if isinstance(monitor, str) and not others and monitor not in metrics:
-            raise UserError(
-                f"trainer.callbacks: {name} monitors {monitor!r}; this run logs "
-                f"{', '.join(metrics)}{nearest(monitor, metrics)}"
-            )
+        if isinstance(monitor, str) and not others:
+            pick(monitor, metrics, f"trainer.callbacks: {type(callback).__name__} monitors")
         if isinstance(callback, stock.EarlyStopping) and monitor in EVALUATION_METRICS:
             # An epoch may end early and without a validation.
             callback._check_on_train_epoch_end = False

@@ -9,8 +9,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import nearest
+from gpt_lightning.parsing import pick
 from gpt_lightning.runs.settings import Settings
 
 
@@ -25,10 +24,7 @@ def load(settings: Settings) -> Any:
     Raises:
         UserError: names the key and the choices.
     """
-    name = settings.optimizer
-    if name not in names():
-        hint = nearest(str(name), names())  # null in a file comes as None
-        raise UserError(f"model.optimizer is {name!r}; expected {', '.join(names())}{hint}")
+    name = pick(str(settings.optimizer), names(), "model.optimizer")  # null comes as None
     file = importlib.import_module(f"{__name__}.{name}")
     getattr(file, "check", lambda settings: None)(settings)
     return file
