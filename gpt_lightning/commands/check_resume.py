@@ -153,10 +153,7 @@ def final_checkpoint(run: Path) -> Fields:
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
     from gpt_lightning.runs.resume import newest_checkpoint
 
-    path = newest_checkpoint(run)
-    if path is None:
-        raise UserError(f"{run} left no checkpoint")
-    return DurableCheckpointIO().load_checkpoint(path)
+    return DurableCheckpointIO().load_checkpoint(newest_checkpoint(run))
 
 
 def as_bytes(state: Any) -> Any:
