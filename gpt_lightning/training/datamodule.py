@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from lightning import LightningDataModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import EvalLoader, Place, TrainLoader
@@ -134,14 +133,13 @@ class TokenDataModule(LightningDataModule):
     def _preparation(self) -> tuple[str, str, str, float]:
         """Return source, tokenizer, data_dir and val_fraction, as `prepare` takes them."""
         settings = self.settings
-        source = settings.corpus or settings.text_file
-        assert source is not None
+        source = str(settings.corpus or settings.text_file)
         return source, settings.tokenizer, settings.data_dir, settings.val_fraction
 
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 
     def prepare_data(self) -> None:
-        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+        if self.trainer is not None and steps.is_fitting(self.trainer):
             self._set_accumulation(self._with_defaults())  # raises before a text is prepared
         if self.settings.corpus or self.settings.text_file:
             from gpt_lightning.prepare.command import prepare_source  # not for ready shards
@@ -173,7 +171,7 @@ class TokenDataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
-        fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+        fitting = self.trainer is None or steps.is_fitting(self.trainer)
         if fitting and "val" not in self.manifest.splits:
             return []
         return self.reader.eval_loaders()
@@ -275,7 +273,7 @@ class TokenDataModule(LightningDataModule):
     def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
         facts = {"tokenizer": self.tokenizer.spec()}
-        if self.trainer.state.fn != TrainerFn.FITTING:
+        if not steps.is_fitting(self.trainer):
             return facts
         loader = self.reader.train_loader
         return facts | {
