@@ -29,26 +29,17 @@ from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 
 MODELS = models.TABLE["generate"]
 
 
-def read_sizes(args: Any) -> list[Values]:
-    """Return the sizes of --sizes with shape, context and vocabulary."""
-    return [
-        {"size": size, **MODELS[size], "shape": models.SHAPES[MODELS[size]["shape"]]}
-        for size in listed(args, "sizes", options.one_of(MODELS))
-    ]
-
-
 BENCH = Bench(
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
         options.DEVICE,
-        Option("sizes", "baby,small", f"Any of {', '.join(MODELS)}.", read_sizes),
+        options.words("sizes", "size", MODELS, "baby,small"),
         options.batches("1"),
         options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
         options.dtypes("fp32,bf16", ("fp32", "bf16")),
@@ -64,8 +55,9 @@ def measure_generate(row: Row) -> Values:
     """Sample both ways in turns."""
     device, prompt, tokens = torch.device(row.device), row.prompt, row.tokens
     torch.manual_seed(0)
-    model = GPT(models.make_config(row.shape, row.context, row.vocab_size)).to(device).eval()
-    start = torch.randint(row.vocab_size, (row.batch, prompt), device=device)
+    config = models.make_config(**MODELS[row.size])
+    model = GPT(config).to(device).eval()
+    start = torch.randint(model.lm_head.out_features, (row.batch, prompt), device=device)
     products = DTYPES[row.dtype].cast
     generator = torch.Generator(device).manual_seed(0)
     sampling = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
@@ -79,7 +71,7 @@ def measure_generate(row: Row) -> Values:
 
     @torch.no_grad()
     def naive_logits(length: int) -> Tensor:
-        x = model.transformer(text[:, max(0, length - row.context) : length])
+        x = model.transformer(text[:, max(0, length - config.block_size) : length])
         return model.lm_head(x[:, -1])
 
     def timed(sequence_tokens: int, call: Callable[..., Any], *arguments: Any) -> float:

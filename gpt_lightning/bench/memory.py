@@ -103,8 +103,9 @@ def measure_row(row: Row) -> Values:
     Raises:
         SkippedError: A checkpoint would have more blocks than the model.
     """
-    if row.blocks > row.shape[0]:
-        raise SkippedError(f"the model has {row.shape[0]} blocks")
+    n_layer, _, C = models.shape_of(row.size)
+    if row.blocks > n_layer:
+        raise SkippedError(f"the model has {n_layer} blocks")
     device = prepare(row)
     memory_meter.limit_memory(device, row.memory_gib)
     name = (
@@ -112,12 +113,12 @@ def measure_row(row: Row) -> Values:
         f"{row.context}.pickle"
     )
     snapshot = Path(row.folder) / name.replace("/", "x") if device.type == "cuda" else None
-    residual = row.batch * row.context * row.shape[2] * 4
+    residual = row.batch * row.context * C * 4
     found: Values = {"saved": []}
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
-            model = models.make_model(row.model, row.shape, row.context).to(device)
+            model = models.make_model(row.model, row.size, row.context).to(device)
             if row.checkpointing:
                 h = list(model.transformer.h)  # only the input of each group of blocks is kept
                 groups = [h[i : i + row.blocks] for i in range(0, len(h), row.blocks)]

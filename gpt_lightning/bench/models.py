@@ -10,7 +10,6 @@ Sources: Zhang and Sennrich 2019 (RMSNorm), https://arxiv.org/abs/1910.07467; Su
 https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2002.05202.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -41,34 +40,28 @@ VOCABULARY = 10_000  # the systems course's
 MODEL = words("model", "model", MODELS, "gpt2")
 
 
-def make_config(shape: list[int], context: int, vocab_size: int = VOCABULARY) -> GPTConfig:
-    """Return the configuration of a model of (layers, heads, width)."""
-    n_layer, n_head, n_embd = shape
+def shape_of(size: str) -> list[int]:
+    """Return (layers, heads, width) of a size: a name in SHAPES, or LAYERS/HEADS/WIDTH."""
+    return SHAPES.get(size) or [int(number) for number in size.split("/")]
+
+
+def make_config(size: str, context: int, vocab_size: int = VOCABULARY) -> GPTConfig:
+    """Return the configuration of a model of a size."""
+    n_layer, n_head, n_embd = shape_of(size)
     return GPTConfig(n_layer, n_head, n_embd, context, vocab_size)
 
 
-def make_model(model: str, shape: list[int], context: int) -> "GPT | CourseModel":
-    """Make one of MODELS, of (layers, heads, width)."""
-    config = make_config(shape, context)
+def make_model(model: str, size: str, context: int) -> "GPT | CourseModel":
+    """Make one of MODELS, of a size."""
+    config = make_config(size, context)
     return GPT(config) if model == "gpt2" else CourseModel(config)
 
 
 # ---- options -------------------------------------------------------------------------------------
 
 
-def read_sizes(args: Any, known: Sequence[str] = COURSE_SIZES) -> list[Values]:
-    """Return the sizes of --sizes with their shapes."""
-    return [{"size": name, "shape": SHAPES[name]} for name in listed(args, "sizes", one_of(known))]
-
-
-def named_sizes(default: str, known: Sequence[str]) -> Option:
-    """Declare --sizes, which fills `size` and `shape`."""
-    about = f"Any of {', '.join(known)}."
-    return Option("sizes", default, about, lambda args: read_sizes(args, known))
-
-
-def own_shape(text: str) -> tuple[int, int, int]:
-    """Convert LAYERSxWIDTH, with heads of HEAD_WIDTH."""
+def own_shape(text: str) -> str:
+    """Convert LAYERSxWIDTH to LAYERS/HEADS/WIDTH, with heads of HEAD_WIDTH."""
     layers, x, width = text.partition("x")
     if not x:
         raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
@@ -76,15 +69,13 @@ def own_shape(text: str) -> tuple[int, int, int]:
     n_head = max(1, C // HEAD_WIDTH)
     if C % (2 * n_head):  # RoPE rotates pairs of channels
         raise ValueError(f"a width of {C} is not divisible by {n_head} heads of an even width")
-    return at_least(1)(layers), n_head, C
+    return f"{at_least(1)(layers)}/{n_head}/{C}"
 
 
 def course_or_own_sizes(args: Any) -> list[Values]:
     """Return the sizes of --shapes, or of --sizes."""
-    if args.shapes is None:
-        return read_sizes(args)
-    shapes = listed(args, "shapes", own_shape)
-    return [{"size": "/".join(map(str, shape)), "shape": [*shape]} for shape in shapes]
+    name, kind = ("sizes", one_of(COURSE_SIZES)) if args.shapes is None else ("shapes", own_shape)
+    return [{"size": size} for size in listed(args, name, kind)]
 
 
 SIZES = (

@@ -91,7 +91,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,
-        models.named_sizes("tiny", [*models.SHAPES]),
+        options.words("sizes", "size", models.SHAPES, "tiny"),
         options.contexts("64"),
         options.batches(),
         options.dtypes("fp32", ("fp32", "tf32", "bf16")),  # fp16's GradScaler is another loop
@@ -109,7 +109,7 @@ def measure_overhead(row: Row) -> Values:
     device = prepare(row)
     graphs = compiled_graphs()
     module = GPTModule(
-        models.make_config(row.shape, row.context),
+        models.make_config(row.size, row.context),
         learning_rate=6e-4,
         schedule="constant",  # a raw loop would have to do the cosine too
         fused=device.type in optim.FUSED_ADAMW_DEVICES,

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpt_lightning.bench import memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB
-from gpt_lightning.bench.models import COURSE_SIZES, read_sizes
+from gpt_lightning.bench.models import COURSE_SIZES
 from gpt_lightning.bench.step import Training, fit_optimizer, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
@@ -49,8 +49,8 @@ def read_work(args: Any) -> list[Values]:
     """Return the collectives with their sizes and the strategies with the model's, by processes."""
     work = listed(args, "work", options.one_of(WORK))
     processes = listed(args, "processes", options.at_least(1))
-    sizes = read_sizes(args)
     model = {"batch": args.batch, "context": args.context}
+    sized = [{"size": s} | model for s in listed(args, "sizes", options.one_of(COURSE_SIZES))]
     return [
         {"work": name, "processes": n} | own
         for name in work
@@ -59,7 +59,7 @@ def read_work(args: Any) -> list[Values]:
         for own in (
             [{"mib": mib} for mib in listed(args, "mib", options.at_least(1))]
             if name in COLLECTIVES
-            else [size | model for size in sizes]
+            else sized
         )
     ]
 
@@ -180,7 +180,7 @@ def measure_step(row: Row, device: torch.device) -> Values:
 def make_alone(row: Row, device: torch.device) -> GPT:
     """Return a model, equal in all processes."""
     torch.manual_seed(0)
-    return GPT(models.make_config(row.shape, row.context)).to(device)
+    return GPT(models.make_config(row.size, row.context)).to(device)
 
 
 def make_strategy(row: Row, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:

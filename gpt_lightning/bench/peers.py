@@ -30,7 +30,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,
-        models.named_sizes("small", ["tiny", *models.COURSE_SIZES]),
+        options.words("sizes", "size", ("tiny", *models.COURSE_SIZES), "small"),
         options.contexts("256"),
         options.batches(),
         options.dtypes("fp32,bf16"),
@@ -46,7 +46,7 @@ BENCH = Bench(
 def measure_peers(row: Row) -> Values:
     """Train both models in turns."""
     device = prepare(row)
-    model = GPT(models.make_config(row.shape, row.context))
+    model = GPT(models.make_config(row.size, row.context))
     peer = Peer(model)  # compilation renames parameters
     batch = random_batch(row.batch, row.context, device)
     both = {}

@@ -230,7 +230,7 @@ def measure_profile(row: Row) -> Values:
     shape = f"{row.model}-{row.size}-{row.batch}x{row.context}"
     name = f"{row.device}-{row.dtype}-{shape}-{row.mode}"
     batches = ProfiledBatches(row, random_batch(row.batch, row.context, device), name)
-    model = models.make_model(row.model, row.shape, row.context).to(device)
+    model = models.make_model(row.model, row.size, row.context).to(device)
     add_ranges(model)
     step = make_step(model, batches.batch, row)
     for _ in batches:
@@ -364,7 +364,7 @@ def attention_flops(row: Row) -> dict[str, int]:
     T x T square of each head. softmax: maximum, difference, exponential, sum, quotient. RoPE: two
     products and a sum for each channel of queries and keys.
     """
-    n_layer, n_head, C = row.shape
+    n_layer, n_head, C = models.shape_of(row.size)
     tokens, square = row.batch * row.context, row.batch * row.context**2
     return {
         "projections": n_layer * 8 * tokens * C**2,

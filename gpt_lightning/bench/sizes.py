@@ -79,7 +79,7 @@ BENCH = Bench(
 def measure_size(row: Row) -> Values:
     """Time training steps of one configuration."""
     device = prepare(row)
-    model = models.make_model(row.model, row.shape, row.context).to(device)
+    model = models.make_model(row.model, row.size, row.context).to(device)
     batch = random_batch(row.batch, row.context, device)
     training = Training(model, batch, row.dtype, row.compile, updates=row.optimizer)
     training.block(row.warmup, row.steps)

@@ -97,7 +97,7 @@ def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monk
         assert (row["status"], row["note"]) == ("ok", "")
         assert not implausible(row)
         unknown = values.keys() - fields - bench.tables.keys()
-        assert unknown <= {option.name for option in bench.options} | {"shape", "folder"} | OWN
+        assert unknown <= {option.name for option in bench.options} | {"folder"} | OWN
         for key in values.keys() & fields.keys() - {"status", "note"}:
             assert row[key] == values[key], key
     for table, row_type in bench.tables.items():

@@ -42,7 +42,7 @@ def test_shapes_of_the_model_add_up_to_its_flops() -> None:
     times = {name: 1 if name.endswith("head") else layers for name in shapes}
     products = sum(2 * m * k * n * times[name] for name, (m, k, n) in shapes.items())
     with torch.device("meta"):
-        n_params = make_model("gpt2", SHAPES["small"], context).num_params(embeddings=False)
+        n_params = make_model("gpt2", "small", context).num_params(embeddings=False)
     per_token = flops.flops_per_token(n_params, layers, width, context)
     attention = 12 * layers * width * context  # q k^T and weights v are no products with weights
     # biases and norms are 0.1% of the parameters

@@ -12,7 +12,7 @@ from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call
 
 CPU = torch.device("cpu")
-SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
+SIZE, BATCH, CONTEXT = "3/2/64", 2, 64
 LIMIT_MEMORY = memory_meter.limit_memory
 
 
@@ -23,7 +23,7 @@ def no_limit_of_pytest(tmp_path, monkeypatch):
 
 
 def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):
-    arguments = {"device": "cpu", "size": "3/2/64", "shape": SHAPE, "batch": BATCH}
+    arguments = {"device": "cpu", "size": SIZE, "batch": BATCH}
     arguments |= {"context": CONTEXT, "warmup": 1, "memory_gib": None, "folder": "files"}
     arguments |= {"dtype": dtype, "mode": mode, "checkpointing": checkpointing, "model": "gpt2"}
     arguments |= {"blocks": int(checkpointing)} | more
@@ -114,7 +114,7 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
 
 def test_memory_is_what_arithmetic_says() -> None:
     row = measured()
-    n = models.make_model("gpt2", SHAPE, CONTEXT).num_params()
+    n = models.make_model("gpt2", SIZE, CONTEXT).num_params()
     # weights and AdamW's two moments, float32; and buffers of a few KiB: inputs, step counters
     assert row["start_mib"] == pytest.approx(3 * n * 4 / MIB, rel=0.01)
     # while the optimizer works there are the gradients as well
@@ -131,9 +131,9 @@ def test_memory_is_what_arithmetic_says() -> None:
 def test_a_larger_group_keeps_fewer_inputs_and_recomputes_more(monkeypatch) -> None:
     # else the logits are the peak
     make_batch, make_config = memory.random_batch, models.make_config
-    monkeypatch.setattr(models, "make_config", lambda *shape: make_config(*shape, vocab_size=16))
+    monkeypatch.setattr(models, "make_config", lambda *size: make_config(*size, vocab_size=16))
     monkeypatch.setattr(memory, "random_batch", lambda *args: make_batch(*args, 16))
-    rows = {n: measured(checkpointing=True, shape=[8, 2, 64], blocks=n) for n in (1, 4, 8)}
+    rows = {n: measured(checkpointing=True, size="8/2/64", blocks=n) for n in (1, 4, 8)}
     # a group keeps its input and the state of the random numbers
     each = 1 + torch.get_rng_state().nbytes / (BATCH * CONTEXT * 64 * 4)
     for n, row in rows.items():
@@ -152,7 +152,7 @@ def test_saved_tensors_are_what_a_forward_holds(model, dtype) -> None:
     row = measured(model=model, dtype=dtype)
     sums = {part["where"]: part["mib"] for part in row["saved"] if part["module"] == "in all"}
     assert set(sums) == {"block 0", "outside of the blocks"}
-    expected = sums["outside of the blocks"] + SHAPE[0] * sums["block 0"]
+    expected = sums["outside of the blocks"] + 3 * sums["block 0"]
     assert row["held_mib"] == pytest.approx(expected, rel=0.03)
     parts = [part for part in row["saved"] if part["module"] != "in all"]
     assert "attn.rope" not in {part["module"] for part in parts}  # its table is a buffer

@@ -9,7 +9,7 @@ from gpt_lightning.bench import overhead
 from gpt_lightning.tables.worker import call
 
 ROW = {"device": "cpu", "dtype": "fp32", "compile": False, "batch": 2, "context": 8}
-ROW |= {"shape": [1, 1, 16], "steps": 2, "warmup": 1, "rounds": 2}
+ROW |= {"size": "1/1/16", "steps": 2, "warmup": 1, "rounds": 2}
 
 
 def measure(a: str, b: str, **settings) -> dict:

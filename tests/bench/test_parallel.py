@@ -37,7 +37,7 @@ def test_collectives_have_sizes_and_strategies_a_model():
 
 
 def row(work: str, **fields) -> SimpleNamespace:
-    values = {"device": "cpu", "dtype": "fp32", "work": work, "processes": 1, "shape": [1, 2, 32]}
+    values = {"device": "cpu", "dtype": "fp32", "work": work, "processes": 1, "size": "1/2/32"}
     values |= {"batch": 1, "context": 8, "warmup": 1, "steps": 1, "memory_gib": None}
     return SimpleNamespace(**values | fields)
 
@@ -62,7 +62,7 @@ def test_each_work_runs_in_one_process(group):
         assert found["time_ms"] > 0
         assert found["bus_gb_per_sec"] == 0  # nobody else is there
     with torch.device("meta"):
-        weights = make_model("gpt2", [1, 2, 32], 8).num_params() * 4 / MIB
+        weights = make_model("gpt2", "1/2/32", 8).num_params() * 4 / MIB
     for work in parallel.WORK[3:]:
         found = parallel.measure_step(row(work), device)
         assert found["gradient_mib"] == pytest.approx(weights)

@@ -14,7 +14,6 @@ TINY = {
     "dtype": "fp32",
     "compile": False,
     "size": "2/2/32",
-    "shape": [2, 2, 32],
     "batch": 2,
     "context": 16,
     "steps": 2,
@@ -26,7 +25,7 @@ TINY = {
 def test_the_peer_is_our_model_with_weights_of_its_own():
     pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model = make_model("gpt2", [2, 2, 32], 16)
+    model = make_model("gpt2", "2/2/32", 16)
     peer = peers.Peer(model)
     assert sum(p.numel() for p in peer.parameters()) == model.num_params()
     x, y = (torch.randint(10_000, (2, 16)) for _ in range(2))

@@ -13,7 +13,7 @@ from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables.worker import call
 
 SETTING = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "size": "4/2/32", "steps": 2}
-SETTING |= {"shape": [4, 2, 32], "batch": 2, "context": 16, "warmup": 1}
+SETTING |= {"batch": 2, "context": 16, "warmup": 1}
 LAYERS = 4
 
 
@@ -102,7 +102,7 @@ def test_attention_in_parts_is_naive_attention():
 
 
 def test_flops_of_the_attention_are_those_that_torch_counts():
-    model = GPT(models.make_config(SETTING["shape"], SETTING["context"]))
+    model = GPT(models.make_config(SETTING["size"], SETTING["context"]))
     profile.add_ranges(model)  # torch does not count the fused attention of CPUs
     with FlopCounterMode(display=False) as counter:
         model(torch.randint(100, (2, 16)))

@@ -90,7 +90,7 @@ def test_without_updates_the_weights_stay():
 
 
 def test_the_optimizer_is_that_of_fit(monkeypatch):
-    model = models.make_model("gpt2", [1, 2, 8], 16)
+    model = models.make_model("gpt2", "1/2/8", 16)
     assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (1, 2, 8)
     assert (model.config.block_size, model.config.vocab_size) == (16, models.VOCABULARY)
     optimizer = Training(model, BATCH, "fp32").optimizer
@@ -183,7 +183,7 @@ def test_mfu_is_that_of_speed_monitor(monkeypatch):
     measured = Peak(2e12, "measured", "here")
     monkeypatch.setattr(step, "measured_peak", lambda device, dtype: measured)
     with torch.device("meta"):
-        model = models.make_model("gpt2", [2, 2, 16], 32)
+        model = models.make_model("gpt2", "2/2/16", 32)
     per_token = flops.flops_per_token(model.num_params(embeddings=False), 2, 16, 32)
     found = step.rates(model, CPU, "fp32", 1e5, 32)
     assert found == {"tokens_per_sec": 1e5, "mfu": flops.mfu(1e5, per_token, 1e12)}
