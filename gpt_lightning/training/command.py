@@ -28,7 +28,6 @@ from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.model.network import cause
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
@@ -37,6 +36,7 @@ from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
+from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.rerun import joined
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
@@ -48,7 +48,6 @@ INSTEAD = {
 }
 OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
@@ -84,8 +83,9 @@ def class_of(section: str, base: type, words: list[str]) -> type:
         if not issubclass(kind, base):
             raise TypeError(f"it is no {base.__name__}")
     except Exception as error:  # any code may raise any error
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{section}.class_path {name} cannot be used ({cause(error)}): name a subclass of "
+            f"{section}.class_path {name} cannot be used ({reason}): name a subclass of "
             f"gpt_lightning.{base.__name__}, of an installed package or of a file in the current "
             f"folder, such as my_file.MyClass; {INSTEAD[section]}"
         ) from error
@@ -222,7 +222,7 @@ class GPTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
         trainer = config.trainer
-        config.run_name = self.run_name()  # config.yaml has it, to run it again
+        config.run_name = self.run_name(config)  # config.yaml has it, to run it again
         # Lightning would take the section for one of its subclass mode
         self.class_paths = {name: config[name].pop("class_path", None) for name in INSTEAD}
         for (section, path), kind in zip(self.class_paths.items(), self.classes, strict=True):
@@ -294,9 +294,8 @@ class GPTCLI(LightningCLI):
         elif self.run_folder is not None:  # killed before its first checkpoint
             self.resume_step = 0
 
-    def run_name(self) -> str:
+    def run_name(self, config: Any) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
-        config = self.config[str(self.subcommand)]
         stem = Path(config.config[0]).stem if config.config else "gpt"
         name = config.run_name or stem
         plain = name.isprintable() and name == name.strip() and name != ".."
@@ -399,7 +398,8 @@ def quiet_process() -> Iterator[None]:
     benchmark flags.
     docs/architecture.md lists what has no way back.
     """
-    variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    variables = dict(os.environ)
     deterministic = torch.are_deterministic_algorithms_enabled()
     with warnings.catch_warnings(), ExitStack() as stack:
         for logger in map(logging.getLogger, TABLES["quiet_loggers"]):
