@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.model import gpt
 from gpt_lightning.model.attention import naive_attention
-from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.model.loss import mean_loss
 from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
 from gpt_lightning.tables.rows import Values
@@ -88,12 +88,8 @@ SIZES = (
 # ---- the course's model --------------------------------------------------------------------------
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Divide each position by its root mean square, in float32: (..., C) -> (..., C)."""
-
-    def __init__(self, C: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(C))
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()
@@ -160,18 +156,15 @@ class SwiGLU(nn.Module):
         return self.w2(gated)
 
 
-class CourseBlock(nn.Module):
-    """Attention and SwiGLU, each reading a normalized residual stream (B, T, C), adding to it."""
+class CourseBlock(Block):
+    """GPT's block with other layers: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config: GPTConfig, rope: RoPE):
-        super().__init__()
-        self.ln_1, self.attn = RMSNorm(config.n_embd), CourseAttention(config, rope)
-        self.ln_2, self.mlp = RMSNorm(config.n_embd), SwiGLU(config.n_embd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        x = x + self.mlp(self.ln_2(x))
-        return x
+        nn.Module.__init__(self)
+        self.ln_1 = RMSNorm(config.n_embd)  # type: ignore[assignment]
+        self.attn = CourseAttention(config, rope)  # type: ignore[assignment]
+        self.ln_2 = RMSNorm(config.n_embd)  # type: ignore[assignment]
+        self.mlp = SwiGLU(config.n_embd)  # type: ignore[assignment]
 
 
 class CourseModel(nn.Module):
