@@ -15,6 +15,7 @@ sequences of a step.
 """
 
 from collections.abc import Callable
+from statistics import fmean
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -142,7 +143,7 @@ def measure_batch(row: Row) -> Values:
     batches = timing.TimedBatches(data, (row.steps + 2) * row.accumulate)
     fits.train(batches, row.model, row.trainer, row.accumulate)
     measured = batches.milliseconds()[row.accumulate : (row.steps + 1) * row.accumulate]
-    milliseconds = sum(measured) / len(measured)
+    milliseconds = fmean(measured)
     return {
         "peak_memory_gib": peak_memory_gib(device, reserved=True),
         "limit_gib": limit,

@@ -91,10 +91,8 @@ def at_least(least: int) -> Callable[[str], int]:
     """Return a converter to whole numbers that are not below a bound."""
 
     def number(text: str) -> int:
-        if not text.lstrip("-").isdecimal():
-            raise ValueError(f"{text!r} is no whole number")
-        if int(text) < least:
-            raise ValueError(f"{text} is below {least}")
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{text!r} is no whole number from {least} on")
         return int(text)
 
     return number

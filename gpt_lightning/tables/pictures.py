@@ -4,7 +4,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +161,11 @@ def plot_rows(
             axes.xaxis.set_major_formatter("{x:.0f}")
             axes.grid(alpha=0.3)
         for (column, label, style), drawn in lines.items():
-            shown = sorted((row for row in drawn if getattr(row, field)), key=attrgetter(x[0]))
-            points = [[getattr(row, name) for row in shown] for name in (x[0], field)]
+            points = sorted((getattr(row, x[0]), y) for row in drawn if (y := getattr(row, field)))
+            xy = np.array(points).reshape(-1, 2).T
             # a line without points is not in the legend
-            look = {"color": f"C{colors.index(label)}", "label": label if shown else "_"}
-            panels[columns.index(column)].plot(*points, "o" + style, ms=3, lw=1, **look)
+            look = {"color": f"C{colors.index(label)}", "label": label if points else "_"}
+            panels[columns.index(column)].plot(*xy, "o" + style, ms=3, lw=1, **look)
         panels[0].set_ylabel(quantity)
         panels[0].yaxis.set_major_formatter("{x:,g}")
         panels[0].yaxis.set_minor_formatter(LogFormatter())  # where there are few powers of ten
