@@ -29,7 +29,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.transforms import by_class, transform
+from gpt_lightning.model.transforms import transform
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.tables.ledger import Ledger, identity
 from gpt_lightning.tables.options import at_least, listed, one_of
@@ -131,7 +131,7 @@ def without_triples(model: GPT) -> None:
 
 def with_mix(model: GPT) -> None:
     """Add the embedding to the input of each block, with a trained weight that begins at 0."""
-    transform(model, by_class({SpeedrunTransformer: Mixed}))
+    transform(model, {SpeedrunTransformer: Mixed})
     model.transformer.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * model.config.n_layer))
 
 
@@ -147,7 +147,7 @@ class Mixed(SpeedrunTransformer):
 
 def with_embedding_dropout(model: GPT) -> None:
     """Drop from the embedding as GPT-2 does."""
-    transform(model, by_class({SpeedrunTransformer: Dropped}))
+    transform(model, {SpeedrunTransformer: Dropped})
 
 
 class Dropped(SpeedrunTransformer):
@@ -159,7 +159,7 @@ class Dropped(SpeedrunTransformer):
 
 def with_growth(model: GPT) -> None:
     """Let the first blocks run alone at first; the others begin as identities."""
-    transform(model, by_class({SpeedrunTransformer: Growing}))
+    transform(model, {SpeedrunTransformer: Growing})
 
 
 class Growing(SpeedrunTransformer):
@@ -180,7 +180,7 @@ def with_gelu(model: GPT) -> None:
 
 def without_rotation(model: GPT) -> None:
     """Add learned positions to the input, as GPT-2 does."""
-    transform(model, by_class({RotaryAttention: NormalizedAttention}))
+    transform(model, {RotaryAttention: NormalizedAttention})
     model.transformer.wte = Positions(model.transformer.wte, model.config)
 
 

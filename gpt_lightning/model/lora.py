@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.transforms import by_name, transform
 
 A, B = "lora_a", "lora_b"
 
@@ -66,8 +65,8 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
             raise UserError(f"model.lora_targets {target!r} is {given}: choose of {names}")
         chosen |= found & fit
     model.requires_grad_(False)
-    transform(blocks, by_name(chosen, LoRALinear))
     for name in sorted(chosen):
+        linear[name].__class__ = LoRALinear
         layer = cast(LoRALinear, linear[name])
         layer.scale = alpha / rank
         layer.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))

@@ -1,37 +1,21 @@
 """Transforms of a model: layers get another class, and keep their names, parameters and values."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Transform = Callable[[str, nn.Module], type[nn.Module] | None]
 
-
-def transform(model: nn.Module, *transforms: Transform) -> None:
+def transform(model: nn.Module, kinds: dict[type[nn.Module], type[nn.Module]]) -> None:
     """Give layers of a model other classes, in place.
 
     Args:
         model: The model.
-        transforms: Functions from a layer's name and the layer to its new class, a subclass of its
-            own; None leaves it. A later function sees what an earlier one has changed.
+        kinds: New class, a subclass, for the layers of exactly a class.
     """
-    for choose in transforms:
-        for name, layer in model.named_modules():
-            if kind := choose(name, layer):
-                assert issubclass(kind, type(layer)), f"{name} would lose methods of its class"
-                layer.__class__ = kind
-
-
-def by_class(kinds: dict[type[nn.Module], type[nn.Module]]) -> Transform:
-    """Return the transform of all layers of exactly these classes."""
-    return lambda name, layer: kinds.get(type(layer))
-
-
-def by_name(names: set[str], kind: type[nn.Module]) -> Transform:
-    """Return the transform of the layers with these names."""
-    return lambda name, layer: kind if name in names else None
+    for name, layer in model.named_modules():
+        if kind := kinds.get(type(layer)):
+            assert issubclass(kind, type(layer)), f"{name} would lose methods of its class"
+            layer.__class__ = kind
 
 
 # ---- residual stream in bfloat16 -----------------------------------------------------------------
@@ -44,7 +28,7 @@ def by_name(names: set[str], kind: type[nn.Module]) -> Transform:
 
 def install_residual(transformer: nn.Module) -> None:
     """Replace the layers of a Transformer that are on the residual stream, in place."""
-    transform(transformer, by_class({nn.LayerNorm: ResidualLayerNorm}))
+    transform(transformer, {nn.LayerNorm: ResidualLayerNorm})
     transformer.cast = ResidualCast()
 
 

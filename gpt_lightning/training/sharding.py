@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.transforms import ResidualLayerNorm, by_class, transform
+from gpt_lightning.model.transforms import ResidualLayerNorm, transform
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.shards import write_shards
 
@@ -59,7 +59,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
             # weights may have another dtype
-            transform(model.transformer.h, by_class({nn.LayerNorm: ResidualLayerNorm}))
+            transform(model.transformer.h, {nn.LayerNorm: ResidualLayerNorm})
         mesh = self.device_mesh["data_parallel"]
         for block in model.transformer.h:
             fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -15,7 +15,7 @@ from gpt_lightning.model import lora
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.transforms import by_name, transform
+from gpt_lightning.model.transforms import transform
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint
 from gpt_lightning.runs.settings import Settings
@@ -83,7 +83,7 @@ def test_only_layers_that_are_called_as_linear_ones_get_lora():
         with pytest.raises(UserError, match=rf"lora_targets '{target}' is .*{target}, not"):
             lora.install(network, 1, 1.0, [target])
     with pytest.raises(AssertionError, match="methods"):
-        transform(network, by_name({"1"}, lora.LoRALinear))
+        transform(network, {Doubled: lora.LoRALinear})
 
 
 def test_merged_weights_compute_the_same(model, tokens):

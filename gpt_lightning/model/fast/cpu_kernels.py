@@ -24,7 +24,7 @@ from gpt_lightning.model.fast.cpu_attention import OPERATORS
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import NarrowHead, autocast_dtype, pad_columns
 from gpt_lightning.model.network import has_our_head
-from gpt_lightning.model.transforms import by_class, by_name, transform
+from gpt_lightning.model.transforms import transform
 
 
 def install(model: GPT, pad_head: bool = True) -> None:
@@ -32,7 +32,7 @@ def install(model: GPT, pad_head: bool = True) -> None:
 
     A user's own layers, output head and functions for attention stay as they are.
     """
-    transform(model, by_class(LAYERS))
+    transform(model, LAYERS)
     if pad_head:
         install_head(model)
     attention = model.config.attention
@@ -44,7 +44,7 @@ def install(model: GPT, pad_head: bool = True) -> None:
 def install_head(model: GPT) -> None:
     """Replace the output head of a model, in place."""
     if has_our_head(model):
-        transform(model, by_name({"lm_head"}, PaddedHead))
+        model.lm_head.__class__ = PaddedHead
 
 
 # ---- dropout -------------------------------------------------------------------------------------
