@@ -14,6 +14,7 @@ A row of an earlier call stays on the page until its size and model are measured
 """
 
 import datetime
+import itertools
 import re
 import shutil
 from dataclasses import replace
@@ -63,8 +64,7 @@ def publish(args: Any, sweep: Sweep) -> str:
     for row in sweep.rows:
         if row.status == "ok" or (row.size, row.model) not in rows:
             rows[row.size, row.model] = row
-    order = [(size, model) for size in GPU_SIZES for model in MODELS]
-    table = [rows[place] for place in order if place in rows]
+    table = [rows[place] for place in itertools.product(GPU_SIZES, MODELS) if place in rows]
     machine = sweep.machine | earlier_machine(folder, sweep.machine)
     title, *notes = BENCH.about
     write_report(folder, title, machine, {"rows": table}, notes)

@@ -6,12 +6,12 @@ MPS: peaks of what Metal's driver has allocated, with the blocks that PyTorch ke
 """
 
 import itertools
+import re
 import resource
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,8 @@ def limit_memory(device: torch.device, gib: float | None, share: float = 1.0) ->
 def available_gib() -> float:
     """Return the memory that Linux can allocate without swapping; elsewhere the machine's."""
     path = Path("/proc/meminfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return next(found, memory_gib() * GIB) / GIB
+    found = re.search(r"MemAvailable: *(\d+) kB", path.read_text() if path.exists() else "")
+    return int(found[1]) / 2**20 if found else memory_gib()
 
 
 def profiled_phases(work: Work) -> dict[str, PhaseMemory]:
@@ -118,7 +117,7 @@ def allocated_phases(work: Work, device: torch.device) -> dict[str, PhaseMemory]
     phases: dict[str, PhaseMemory] = {}
     module = torch.get_device_module(device)
     level, peak = (
-        (partial(module.memory_allocated, device), partial(module.max_memory_allocated, device))
+        (module.memory_allocated, module.max_memory_allocated)
         if device.type == "cuda"
         else (module.current_allocated_memory, module.driver_allocated_memory)
     )

@@ -78,8 +78,8 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
 
     cuda, recorded = torch.cuda, []
     monkeypatch.setattr(cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(cuda, "memory_allocated", lambda device: level["now"])
-    monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: level["peak"])
+    monkeypatch.setattr(cuda, "memory_allocated", lambda: level["now"])
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda: level["peak"])
     monkeypatch.setattr(
         cuda, "reset_peak_memory_stats", lambda device: level.update(peak=level["now"])
     )
