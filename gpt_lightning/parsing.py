@@ -38,8 +38,6 @@ NO_BREAK = "\u2011"  # hyphen at which no line ends
 # a number that YAML 1.1 reads in another base: 010 is 8, 1:30 is 90
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
 IN_OTHER_BASE = "{0} {1} is read as {2}: write {2} or another decimal number"
-# option of the command line that decides -> the one that then has no effect
-DECIDES = {"data.dataset": "data.tokenizer", "data.mixture": "data.tokenizer", "resume": "run_name"}
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
@@ -361,9 +359,11 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
             first and an overlay of a run that is not given; or an option has no effect.
     """
     typed = typed_values(args)
-    for key, other in DECIDES.items():
-        if other in typed and typed.get(key, "") not in ("", "null", "auto", "never"):
-            raise UserError(f"--{other} has no effect with --{key} {typed[key]}: leave it out")
+    dataset = typed.get("data.dataset", "null")
+    if "data.tokenizer" in typed and dataset not in ("", "null"):
+        raise UserError(
+            f"--data.tokenizer has no effect with --data.dataset {dataset}: leave it out"
+        )
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
     for i in (positions := config_positions(args)):
         path = config_file(args[i].removeprefix("--config="))

@@ -77,9 +77,8 @@ def generate(
     with torch.inference_mode(), plain, sdpa_kernel(EVERY_LENGTH):
         if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
             model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
-        block_size, known = model.config.block_size, model.config.vocab_size or 0
-        if ((idx < 0) | (idx >= known)).any():
-            raise UserError(f"idx has tokens from {idx.min()} to {idx.max()}, the model {known}")
+        block_size = model.config.block_size
+        check_tokens(idx, model.config.vocab_size or 0)
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx
@@ -95,6 +94,13 @@ def generate(
                 tokens = tokens[:, : n + 1]
                 break
     return tokens.clone()  # an inference tensor could not be trained on
+
+
+def check_tokens(idx: Tensor, vocab_size: int) -> None:
+    """Raise a UserError if a token is not of the model's vocabulary."""
+    if ((idx < 0) | (idx >= vocab_size)).any():
+        found = f"idx has tokens from {idx.min()} to {idx.max()}"
+        raise UserError(f"{found}; expected 0 to {vocab_size - 1}, the model's vocabulary")
 
 
 def make_decoder(model: nn.Module, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:

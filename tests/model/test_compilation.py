@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import TINY_FIT
 from torch import nn
 
 from gpt_lightning.errors import UserError
@@ -192,7 +193,7 @@ def test_compiled_code_is_kept_for_each_processor(caches, monkeypatch):
     assert Path(first).is_dir()
     assert Path(first).parent == caches
     assert folder_of_code() == first
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True}, raising=False)
     assert folder_of_code() != first
 
 
@@ -264,6 +265,26 @@ def test_another_pytorch_compiles_without_the_settings(monkeypatch):
     assert compilation.compiler_of.__wrapped__("cpu") == "inductor"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # 20 s on an idle machine
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_a_fit_compiles_in_the_users_cache(text_file, tmp_path):
+    """The first two commands of a new user, with an emptied temporary folder between them."""
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    folders = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(temporary)}
+    environment = {key: value for key, value in os.environ.items() if key != VARIABLE} | folders
+    command = [sys.executable, "-m", "gpt_lightning", "fit", *TINY_FIT, "--data.batch_size=2"]
+    command += ["--trainer.max_steps=2", "--trainer.precision=bf16-mixed", "--model.compile=true"]
+    found = []
+    for _ in range(2):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        subprocess.run(command, env=environment, cwd=text_file.parent, check=True)
+        found.append({path: path.stat().st_mtime for path in home.rglob("*.so")})
+    assert found[0] == found[1] != {}
+    assert not list(temporary.rglob("*.so"))
+
+
 FAILING = """
 import sys
 import torch
@@ -286,7 +307,7 @@ with torch.compiler.set_stance("force_eager"):
 
 @pytest.mark.long  # two compilations; test_cpu_attention.py has the error by default
 @pytest.mark.skipif(
-    not (torch.cpu.get_capabilities().get("avx512_bf16") and shutil.which("g++")),
+    not (getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16") and shutil.which("g++")),
     reason="needs a CPU with AVX-512 BF16 and g++",
 )
 def test_a_kernel_that_cannot_be_built_leaves_attention_to_pytorch(tmp_path):

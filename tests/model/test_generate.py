@@ -187,7 +187,7 @@ def test_lengths_have_bounds(model, tokens, new):
 
 @pytest.mark.parametrize("token", [-1, 50])
 def test_tokens_outside_of_the_vocabulary_are_an_error(model, token):
-    with pytest.raises(UserError, match=f"{token}, the model 50|from {token}"):
+    with pytest.raises(UserError, match=f" {token}.*; expected 0 to 49"):
         generate(model, torch.tensor([[1, token]]), 1)
 
 
