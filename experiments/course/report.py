@@ -26,6 +26,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.tables import options
+from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.rows import RESULTS, Values, make_row, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
@@ -98,7 +99,7 @@ def run(argv: list[str]) -> int:
             words = filled(section, args, device)
             bench, rows = read(section, words)
             own, where = ["bench", section.bench, *words], folder / section.name
-            failed |= bool(Sweep(bench, rows, own, args, where).run())
+            failed |= bool(Sweep(bench, rows, own, args, Ledger(where)).run())
     write(folder, [folder, *map(Path, args.machines)], args.quick)
     print(f"\n{folder}: report.md, report.html")
     return int(failed)

@@ -20,7 +20,7 @@ import torch
 from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
-from gpt_lightning.tables.ledger import Ledger, earlier_machine, identity, open_ledger
+from gpt_lightning.tables.ledger import earlier_machine, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
 from gpt_lightning.tables.rows import Console, Row, Tables, Values, make_row, types_of, write_report
 from gpt_lightning.tables.worker import isolated
@@ -138,6 +138,7 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
     ]
 
 
+@dataclass(eq=False)
 class Sweep:
     """Measures configurations one by one; keeps, prints and reports each row as it comes.
 
@@ -146,38 +147,33 @@ class Sweep:
         configurations: Configurations to measure.
         argv: The command, for the report.
         args: Parsed arguments of the command, with `resume` and `timeout_s`.
-        folder: Folder of the results, whose finished rows are not measured again; None: a new one,
-            or with --resume the newest that has one of the configurations.
+        ledger: Rows of the results, of which the finished ones are not measured again; None: a new
+            one, or with --resume the newest that has one of the configurations.
 
     Raises:
         UserError: There is nothing to measure, or nothing to resume.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        configurations: list[Values],
-        argv: list[str],
-        args: Any,
-        folder: Path | None = None,
-    ):
-        if not configurations:
+    bench: Bench
+    configurations: list[Values]
+    argv: list[str]
+    args: Any
+    ledger: Any = None
+
+    def __post_init__(self) -> None:
+        bench, rows = self.bench, self.configurations
+        if not rows:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
-        self.bench = bench
-        self.configurations = configurations
-        self.args = args
-        root = ROOT / bench.name
-        self.ledger = Ledger(folder) if folder else open_ledger(root, configurations, args.resume)
+        self.ledger = self.ledger or open_ledger(ROOT / bench.name, rows, self.args.resume)
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()
         self.folder.mkdir(parents=True, exist_ok=True)  # the rows write their files there
-        self.argv, machine = argv, machine_of(configurations, argv)
+        machine = machine_of(rows, self.argv)
         self.machine = machine | earlier_machine(self.folder, machine)
         self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         self.rows = self.tables["rows"]
         self.pictures: list[str] = []  # drawn after the last row: it takes seconds
         self._measured = False  # a row was measured in this call
-        known = [make_row(bench.row, row) for row in configurations]
-        self._console = Console(bench.row, rows=known)
+        self._console = Console(bench.row, rows=[make_row(bench.row, row) for row in rows])
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
         print(f"\n{self._console.header()}", flush=True)
