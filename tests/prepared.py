@@ -61,15 +61,18 @@ def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
     return fields.tobytes() + tokens.astype(np.uint16).tobytes()
 
 
-def write_dataset(folder: Path, parts: Iterable[np.ndarray], vocab_size: int = 50257) -> Path:
+def write_dataset(
+    folder: Path, parts: Iterable[np.ndarray], vocab_size: int = 50257, **spec: str
+) -> Path:
     """Write a dataset with a shard of each part in its train split; return its folder."""
     folder.mkdir(exist_ok=True)
     named = enumerate(parts)
     shards = tuple(
         write_stream(folder / f"train-{i:05d}.npy", [part], part.dtype) for i, part in named
     )
-    dtype, source = token_dtype(vocab_size).name, TextOrigin("s", 1, "0")
-    Manifest({"name": "x"}, vocab_size, dtype, source, {}, {"train": shards}).save(folder)
+    dtype, source = token_dtype(vocab_size).name, TextOrigin("books", 123, "0")
+    spec, splits = {"name": "x"} | spec, {"train": shards}
+    Manifest(spec, vocab_size, dtype, source, {"seed": 7}, splits).save(folder)
     return folder
 
 

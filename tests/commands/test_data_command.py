@@ -3,28 +3,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import write_dataset
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.data import data, visible
-from gpt_lightning.data.dataset import document_lengths
-from gpt_lightning.data.manifest import Manifest, TextOrigin
-from gpt_lightning.data.shards import write_stream
+from gpt_lightning.data.dataset import document_lengths, load_manifest
+from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.tokenizers import CharTokenizer, build_tokenizer
 
 EOT = 50256
 
 
 def save(folder: Path, tokens: np.ndarray, cuts: list[int], spec: dict[str, str]) -> Manifest:
-    folder.mkdir(parents=True, exist_ok=True)
     vocab_size = 50257 if spec["name"] == "gpt2" else len(spec.get("characters", "x" * 99))
-    shards = tuple(
-        write_stream(folder / f"train-{i:05d}.npy", [part], np.dtype(np.uint16))
-        for i, part in enumerate(np.split(tokens, cuts))
-    )
-    source = TextOrigin("books", 123, "0")
-    manifest = Manifest(spec, vocab_size, "uint16", source, {"seed": 7}, {"train": shards})
-    manifest.save(folder)
-    return manifest
+    parts = np.split(tokens.astype(np.uint16), cuts)
+    return load_manifest(write_dataset(folder, parts, vocab_size, **spec))
 
 
 def corpus(lengths: list[int], before: bool) -> np.ndarray:
