@@ -5,7 +5,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from tiny_fit import quiet_trainer
+from tiny_fit import quiet_trainer, tiny_data
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.readers import NanoGPTLoader
@@ -39,16 +39,9 @@ def config(**changes) -> GPTConfig:
     )
 
 
-def datamodule(text_file, tmp_path, **changes) -> TokenDataModule:
-    settings = {"order": "nanogpt", "eval_batches": EVALS, **changes}
-    return TokenDataModule(
-        text_file=str(text_file),
-        tokenizer="char",
-        data_dir=str(tmp_path / "data"),
-        block_size=T,
-        batch_size=B,
-        **settings,
-    )
+def datamodule(text_file, **changes) -> TokenDataModule:
+    settings = {"order": "nanogpt", "eval_batches": EVALS, "block_size": T, "batch_size": B}
+    return tiny_data(text_file, **settings | changes)
 
 
 def streams(data: TokenDataModule) -> dict[str, TokenStream]:
@@ -88,9 +81,9 @@ def nanogpts_draws(data: TokenDataModule, steps: int, every: int) -> list[tuple[
 
 
 @pytest.mark.parametrize("part", [None, 1])
-def test_batches_are_those_of_nanogpts_program(text_file, tmp_path, part):
+def test_batches_are_those_of_nanogpts_program(text_file, part):
     """Neither dropout nor a part of the evaluation moves the draws."""
-    recorder, data = Recorder(), datamodule(text_file, tmp_path, eval_train_batches=part)
+    recorder, data = Recorder(), datamodule(text_file, eval_train_batches=part)
     L.seed_everything(1337)
     module = GPTModule(config(vocab_size=None, dropout=0.5), schedule="constant")
     trainer(recorder).fit(module, data)
@@ -103,8 +96,8 @@ def test_batches_are_those_of_nanogpts_program(text_file, tmp_path, part):
         assert torch.equal(ours, theirs)
 
 
-def test_the_state_goes_on_where_it_was(text_file, tmp_path):
-    data = datamodule(text_file, tmp_path)
+def test_the_state_goes_on_where_it_was(text_file):
+    data = datamodule(text_file)
     data.prepare_data()
     torch.manual_seed(1)
     draws = NanoGPTLoader(streams(data), data.settings)
@@ -121,8 +114,8 @@ def test_the_state_goes_on_where_it_was(text_file, tmp_path):
         resumed.load_state_dict({"epoch": 0, "window": 4})
 
 
-def test_other_orders_evaluate_on_the_same_batches_each_time(text_file, tmp_path):
-    recorder, data = Recorder(), datamodule(text_file, tmp_path, order="shuffled")
+def test_other_orders_evaluate_on_the_same_batches_each_time(text_file):
+    recorder, data = Recorder(), datamodule(text_file, order="shuffled")
     trainer(recorder).fit(GPTModule(config(vocab_size=None), schedule="constant"), data)
     evaluations = [batch for name, batch in recorder.seen if name != "training"]
     assert len(evaluations) == 3 * 2 * EVALS
@@ -131,8 +124,8 @@ def test_other_orders_evaluate_on_the_same_batches_each_time(text_file, tmp_path
     assert not torch.equal(evaluations[0], evaluations[1])
 
 
-def test_an_epoch_is_whole_steps_of_the_windows_that_there_are(text_file, tmp_path):
-    data = datamodule(text_file, tmp_path)
+def test_an_epoch_is_whole_steps_of_the_windows_that_there_are(text_file):
+    data = datamodule(text_file)
     data.prepare_data()
     windows = (len(streams(data)["train"]) - 1) // T
     for accumulate in (1, 4, 7):
@@ -142,12 +135,12 @@ def test_an_epoch_is_whole_steps_of_the_windows_that_there_are(text_file, tmp_pa
     assert len(NanoGPTLoader(streams(data), data.settings, windows)) == windows  # one step at least
 
 
-def test_what_cannot_be_nanogpts_is_refused(text_file, tmp_path):
+def test_what_cannot_be_nanogpts_is_refused(text_file):
     with pytest.raises(UserError, match=r"set data.num_workers to 0"):
-        datamodule(text_file, tmp_path, num_workers=1)
+        datamodule(text_file, num_workers=1)
     with pytest.raises(UserError, match=r"data.eval_batches is 0"):
-        datamodule(text_file, tmp_path, eval_batches=0)
-    data = datamodule(text_file, tmp_path)
+        datamodule(text_file, eval_batches=0)
+    data = datamodule(text_file)
     data.prepare_data()
     data.trainer = L.Trainer(accelerator="cpu", devices=2, logger=False, barebones=True)
     with pytest.raises(UserError, match=r"one process"):
