@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prepared import prepare_text
 from served import Server, serving
+from tiny_fit import TINY_MODEL
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import TokenDataset, is_remote
@@ -116,16 +117,12 @@ def test_a_file_url_is_a_folder(dataset, tmp_path):
 @pytest.mark.slow
 def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    tiny = ["--model.config.n_layer=1", "--model.config.n_head=1", "--model.config.n_embd=8"]
-    args = [f"--data.dataset={server.url}", "--data.batch_size=2", "--trainer.max_steps=3"]
-    more = ["--model.config.block_size=16", "--model.config.vocab_size=null"]
-    more += ["--model.schedule=constant", "--trainer.accelerator=cpu", "--samples.max_new_tokens=0"]
-    assert main(["fit", *tiny, *args, *more, "--trainer.limit_val_batches=1"]) == 0
+    fit = ["fit", *TINY_MODEL, f"--data.dataset={server.url}", "--data.batch_size=2"]
+    assert main([*fit, "--trainer.max_steps=3"]) == 0
     assert server.url in capsys.readouterr().out
     server.cut = {"train-00003.npy": 1000}
-    lost = [*tiny, args[0], "--data.order=sequential", "--trainer.max_steps=500"]
     (tmp_path / "data" / "cache").rename(tmp_path / "old")
-    assert main(["fit", *lost, *more, "--data.batch_size=2"]) == 2
+    assert main([*fit, "--data.order=sequential", "--trainer.max_steps=500"]) == 2
     assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")
 
 
