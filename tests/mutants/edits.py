@@ -91,9 +91,7 @@ class Sites(ast.NodeVisitor):
 
     def _add(self, operator: str, begin: int, end: int, *texts: str) -> None:
         if "\n" not in self.source[begin:end]:
-            edits = [Edit(operator, begin, end, text) for text in texts]
-            if edits:
-                self.found.append(edits)
+            self.found.append([Edit(operator, begin, end, text) for text in texts])
 
     def _between(self, operator: str, left: ast.AST, right: ast.AST, sign: str, *to: str) -> None:
         """Replaces the sign between two operands."""
@@ -114,29 +112,22 @@ class Sites(ast.NodeVisitor):
         for default in [*node.args.defaults, *node.args.kw_defaults]:
             if default is not None:
                 self.visit(default)
-        self._body(node.body)
+        self.visit_ClassDef(node)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._body(node.body)
-
-    def _body(self, body: list[ast.stmt]) -> None:
-        for statement in body:
+    def visit_ClassDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        for statement in node.body:
             self.visit(statement)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.visit(node.value)
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.AST) -> None:
         pass
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        pass
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        pass
+    visit_ImportFrom = visit_JoinedStr = visit_Import
 
     # ---- statements ------------------------------------------------------------------------------
 
@@ -154,14 +145,13 @@ class Sites(ast.NodeVisitor):
     def _deleted(self, node: ast.stmt) -> None:
         self._add("deleted statement", *self._span(node), "pass")
 
+    visit_Raise = visit_Delete = _deleted
+
     def visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Constant):
             return  # a docstring, or ...
         self._deleted(node)
         self.generic_visit(node)
-
-    def visit_Raise(self, node: ast.Raise) -> None:
-        self._deleted(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if isinstance(node.targets[0], ast.Attribute | ast.Subscript):
@@ -176,9 +166,6 @@ class Sites(ast.NodeVisitor):
             to = [f"{other}=" for other in others]
             self._between("arithmetic", node.target, node.value, f"{sign}=", *to)
         self.generic_visit(node)
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        self._deleted(node)
 
     def visit_Continue(self, node: ast.Continue) -> None:
         self._add("break and continue", *self._span(node), "break", "pass")
