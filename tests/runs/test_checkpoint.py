@@ -111,7 +111,7 @@ def written(path: Path, step: int, **changes) -> Path:
     return path
 
 
-def test_the_newest_whole_file_is_taken_and_a_damaged_one_is_named(tmp_path, capsys):
+def test_the_newest_whole_file_is_taken_and_a_damaged_one_is_named(tmp_path, monkeypatch, capsys):
     files = [
         written(tmp_path / "checkpoints" / checkpoint_name(step, None), step) for step in (1, 2, 3)
     ]
@@ -121,21 +121,16 @@ def test_the_newest_whole_file_is_taken_and_a_damaged_one_is_named(tmp_path, cap
     said = capsys.readouterr().err
     assert said.startswith("warning: ")
     assert files[2].name in said
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert newest_checkpoint(tmp_path) == files[1]
+    assert capsys.readouterr().err == ""  # rank 0 alone prints
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
     for file in files[:2]:
         file.write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* \(.*step-0000003.* is damaged: .*\)"):
         newest_checkpoint(tmp_path)
     assert capsys.readouterr().err == ""  # one line
     assert newest_checkpoint(tmp_path / "elsewhere") is None
-
-
-def test_warnings_of_a_resume_are_printed_by_rank_0_alone(tmp_path, monkeypatch, capsys):
-    good, bad = (tmp_path / "checkpoints" / checkpoint_name(step, None) for step in (1, 2))
-    written(good, 1)
-    written(bad, 2).write_bytes(b"")
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    assert newest_checkpoint(tmp_path) == good
-    assert capsys.readouterr().err == ""
 
 
 def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path):
