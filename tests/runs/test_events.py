@@ -74,12 +74,15 @@ def test_a_resumed_run_has_each_point_once_over_steps_and_over_tokens(runs, resu
     assert times[:resumed_at] == [json.loads(line)["time"] for line in lines]
 
 
-def test_a_session_that_ends_before_its_first_row_leaves_all_points(runs):
+def test_points_up_to_the_save_of_a_step_stay(runs):
     session(runs, 1, 3)
-    folder = session(runs, 1, 0, resume_step=3, resume_rows=6)
+    folder = session(runs, 1, 0, resume_step=3, resume_rows=6)  # ends before its first row
     assert points(folder, OVER_TOKENS["train/loss"]) == [
         (100 * step, pytest.approx(1 / step)) for step in (1, 2, 3)
     ]
+    # the validation of step 3 came after this save, and the next session repeats it
+    session(runs, 4, 4, resume_step=3, resume_rows=5)
+    assert [x for x, _ in points(folder, OVER_TOKENS["val/loss"])] == [100, 200, 400]
 
 
 def test_a_resume_replaces_the_hyperparameters(runs):
@@ -94,13 +97,6 @@ def test_a_resume_replaces_the_hyperparameters(runs):
     assert start.hparams["learning_rate"].number_value == 0.004
     assert yaml.safe_load((run.folder / "hparams.yaml").read_text()) == {"learning_rate": 0.004}
     assert len([*run.folder.glob("*hparams")]) == 1
-
-
-def test_rows_after_the_save_of_a_step_are_not_written_again(runs):
-    """The validation of step 3 came after the save, and the next session repeats it."""
-    session(runs, 1, 3)
-    folder = session(runs, 4, 4, resume_step=3, resume_rows=5)
-    assert [x for x, _ in points(folder, OVER_TOKENS["val/loss"])] == [100, 200, 400]
 
 
 def test_a_validation_adds_no_point_to_the_count_of_tokens(runs):
