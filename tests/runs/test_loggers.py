@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tiny_fit import RUN, TINY_RUN, fit, logged_steps
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.folders import claim_folder
 from gpt_lightning.runs.logger import RunLogger, continue_logger
 
 pytestmark = pytest.mark.slow  # CI runs them
@@ -128,14 +126,7 @@ def test_evaluations_have_folders_of_their_own(capsys):
     assert "version_1" not in folders()
 
 
-def test_runs_that_start_at_once_have_folders_of_their_own(tmp_path):
-    with ThreadPoolExecutor(16) as pool:
-        made = list(pool.map(lambda _: claim_folder(tmp_path / "runs", "version"), range(64)))
-    assert len(set(made)) == 64
-    assert all(folder.is_dir() for folder in made)
-
-
-def test_other_loggers_that_start_at_once_have_folders_of_their_own_too():
+def test_other_loggers_that_start_at_once_have_folders_of_their_own():
     """Lightning takes the next free number and makes the folder later."""
     for kind in (CSVLogger, TensorBoardLogger):
         loggers = [kind("mine", name=kind.__name__) for _ in range(3)]
