@@ -73,26 +73,22 @@ def full(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["write_durable", "save"])
-def test_a_save_that_fails_after_its_shards_deletes_them(tmp_path, monkeypatch, where):
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        *((files, "write_durable"), (torch, "save")),  # after the shards
+        *((shards, "file_sha256"), (shards, "sync_folder")),  # they cannot be read back
+    ],
+)
+def test_a_save_that_fails_deletes_its_shards(tmp_path, monkeypatch, module, function):
     before = written(tmp_path, "a.ckpt")
-    if where == "save":
-        monkeypatch.setattr(torch, "save", full)
-    else:
-        monkeypatch.setattr(files, "write_durable", full)
+    monkeypatch.setattr(module, function, full)
     for name in ("a.ckpt", "b.ckpt"):
         with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
             written(tmp_path, name)
     assert folders(tmp_path) == ["a"]
+    monkeypatch.undo()
     check_digest(before)
-
-
-@pytest.mark.parametrize("name", ["file_sha256", "sync_folder"])
-def test_shards_that_cannot_be_read_back_are_deleted(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(shards, name, full)
-    with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
-        written(tmp_path, "a.ckpt")
-    assert folders(tmp_path) == []
 
 
 @pytest.mark.parametrize(
