@@ -110,7 +110,7 @@ class RunRecorder(Callback):
             x, y = batch
             self.batches.append((x.cpu(), y.cpu()))
         if self.each_step and self._tokens == 0:
-            synchronize(trainer.strategy.root_device)
+            synchronize(pl_module.device)
             self._begin = time.perf_counter()
 
     def on_train_batch_end(
@@ -121,7 +121,7 @@ class RunRecorder(Callback):
         if not steps.at_step_boundary(trainer):
             return
         if self.each_step:
-            synchronize(trainer.strategy.root_device)
+            synchronize(pl_module.device)
             timing = time.perf_counter() - self._begin, self._tokens
             loss = trainer.callback_metrics["train/loss"]  # the mean of all ranks
             self.show(Observation(pl_module.device, step, "batch", float(loss), *timing))
@@ -146,14 +146,14 @@ class RunRecorder(Callback):
             timed = self._steps[1:]
             kept, stalls = speed.without_stalls(timed, speed.median_s(timed))
         self.speed = RunTimings(
-            device=trainer.strategy.root_device,
+            device=pl_module.device,
             max_steps=trainer.max_steps,
             attention=pl_module.attention_kernel,
             seconds=monitor.seconds(),
             stalls=len(stalls),
             step_ms=speed.median_s(kept) * 1e3 if kept else None,
             tokens_per_sec=speed.tokens_per_sec(kept) if kept else None,
-            mfu=monitor.mfu(kept, trainer, pl_module),
+            mfu=monitor.mfu(kept, pl_module),
         )
 
 

@@ -53,7 +53,7 @@ class RunReport(Callback):
         compiled, why = module.compiles
         products = torch.get_float32_matmul_precision()
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
-        if module.network is not None:
+        if module.network:
             shape = f"network {module.network.class_path}"
         waits = "; the first step includes compilation" if compiled else ""
         facts = {
@@ -71,7 +71,7 @@ class RunReport(Callback):
             "run folder": str(run_folder(trainer) or "none"),
         }
         speed = find_callback(trainer, SpeedMonitor)
-        facts |= module.notes | {"peak": "" if speed is None else speed.peak_line}
+        facts |= module.notes | {"peak": speed.peak_line if speed else ""}
         facts["not tried"] = ", ".join(untried_versions())
         return facts | {"missing": "; ".join(missing_names(loaded=True))}
 
@@ -109,13 +109,13 @@ class RunReport(Callback):
             for key in ("train/loss", "val/loss")
             if key in metrics
         ]
-        if checkpoint is not None and checkpoint.best_loss < math.inf:
+        if checkpoint and checkpoint.best_loss < math.inf:
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
         facts = {"loss": f"{', '.join(losses)} after {trainer.global_step:,} steps"}
-        if (speed := find_callback(trainer, SpeedMonitor)) is not None:
-            facts |= speed_facts(speed, trainer, module)
+        if speed := find_callback(trainer, SpeedMonitor):
+            facts |= speed_facts(speed, module)
         folder = run_folder(trainer)
-        if checkpoint is not None and checkpoint.enabled and folder is not None:
+        if checkpoint and checkpoint.enabled and folder:
             facts["sample"] = f"{program()} sample {shlex.quote(str(folder))}"
         for events in trainer.loggers:
             if isinstance(events, TensorBoardLogger):
@@ -129,7 +129,7 @@ class RunReport(Callback):
 def print_facts(trainer: Trainer, facts: Facts) -> None:
     """Print each fact that is not empty, above the progress bar, in lines of a terminal's width."""
     bar = find_callback(trainer, StepProgress)
-    write = print if bar is None else bar.print
+    write = bar.print if bar else print
     terminal = sys.stdout.isatty()
     for name, fact in facts.items():
         line = f"{name:<11} {fact}"
@@ -138,14 +138,14 @@ def print_facts(trainer: Trainer, facts: Facts) -> None:
     sys.stdout.flush()
 
 
-def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> Facts:
+def speed_facts(monitor: SpeedMonitor, module: GPTModule) -> Facts:
     """Return the run's speed, and the wall seconds by phase."""
     seconds, (steps, stalls) = monitor.seconds(), monitor.steps()
     parts, speed = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items()), ""
     if steps:
         speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_s(steps) * 1e3:.1f} ms"
-    if steps and monitor.peak is not None:
-        speed += f", MFU {monitor.mfu(steps, trainer, module):.1%} of {monitor.peak.label}"
+    if steps and monitor.peak:
+        speed += f", MFU {monitor.mfu(steps, module):.1%} of {monitor.peak.label}"
     if stalls:
         speed += f"; {len(stalls)} stalls left out, the longest of {max(stalls)[0]:.1f} s"
     return {"speed": speed, "time": f"{sum(seconds.values()):.1f} s: {parts}"}

@@ -83,27 +83,27 @@ class SpeedMonitor(StepCallback):
     # ---- phases --------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self._device = device = trainer.strategy.root_device
         if stage != "fit":
             return
         if self.clock.current != "start-up":  # another fit of this process
             self.clock = PhaseClock("start-up", self.clock.now)
             self._begin_session()
-        device = trainer.strategy.root_device
-        dtype = product_dtype(str(trainer.precision), pl_module.settings.matmul_precision, device)
+        dtype = product_dtype(trainer.precision, pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
-        self._enter(trainer, "start-up")  # a sanity check has ended
-        if (logger := steps.run_logger(trainer)) is not None and trainer.is_global_zero:
+        self._enter("start-up")  # a sanity check has ended
+        if (logger := steps.run_logger(trainer)) and trainer.is_global_zero:
             self.timeline = Timeline(logger.folder)
             self.timeline.write("begin", self._step, steps=steps.total_steps(trainer))
             self.clock.on_end = self._note_phase
 
     def _note_phase(self, name: str, seconds: float) -> None:
         known = name in ("train", "start-up") or seconds < 5e-4  # begin is after the start-up
-        if self.timeline is not None and not known:
+        if self.timeline and not known:
             self.timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,7 +117,7 @@ class SpeedMonitor(StepCallback):
 
     def _end_timeline(self, trainer: Trainer, reason: BaseException | str | None) -> None:
         timeline, self.timeline = self.timeline, None
-        if timeline is not None:
+        if timeline:
             seconds = {name: round(s, 3) for name, s in self.clock.seconds().items()}
             timeline.end(trainer.global_step, reason, seconds)
 
@@ -125,55 +125,55 @@ class SpeedMonitor(StepCallback):
         """Stop the step before the loop starts the workers of the validation loader."""
         module: Any = trainer.lightning_module
         compiling = module.evaluates_compiled and "validation" not in self.clock.seconds()
-        self._enter(trainer, "compile and warm-up" if compiling else "validation")
+        self._enter("compile and warm-up" if compiling else "validation")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.before_validation(trainer)  # a sanity check, or one in the middle of a step
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
-            self._enter(trainer, "validation")
+            self._enter("validation")
 
     def between_batches(self, trainer: Trainer) -> None:
         """Continue the step's time after a validation, before its data are read."""
         if self._training:
-            self._continue_step(trainer)
+            self._continue_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(trainer, "wrap-up")
+        self._enter("wrap-up")
         if self._training:  # what followed the last step is in none
             self.clock.move(total_s(self._intervals), self._training, "wrap-up")
         self._drain_window()
 
-    def _enter(self, trainer: Trainer, phase: str) -> None:
+    def _enter(self, phase: str) -> None:
         """Begin a phase when the device has done its work; a step that goes on is interrupted."""
         if self._begin is not None:
-            self._intervals.append((self._begin, record_event(trainer.strategy.root_device)))
+            self._intervals.append((self._begin, record_event(self._device)))
             self._begin = None
-        synchronize(trainer.strategy.root_device)
+        synchronize(self._device)
         self.clock.switch(phase)
 
-    def _continue_step(self, trainer: Trainer) -> None:
+    def _continue_step(self) -> None:
         if self._begin is None:
-            self._enter(trainer, self._training)
-            self._begin = record_event(trainer.strategy.root_device)
+            self._enter(self._training)
+            self._begin = record_event(self._device)
 
     @contextmanager
-    def phase(self, trainer: Trainer, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Interrupt the current phase, and the current step, by the phase `name`."""
         outer, in_step = self.clock.current, self._begin is not None
-        self._enter(trainer, name)
+        self._enter(name)
         yield
-        self._enter(trainer, outer)
+        self._enter(outer)
         if in_step:
-            self._begin = record_event(trainer.strategy.root_device)
+            self._begin = record_event(self._device)
 
     # ---- steps ---------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if not self._training:
             self._training = "compile and warm-up" if self.warmup_steps else "train"
-        self._continue_step(trainer)
+        self._continue_step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
@@ -183,31 +183,31 @@ class SpeedMonitor(StepCallback):
         if step == self._step:
             return  # the step goes on
         self._step = step
-        end = record_event(trainer.strategy.root_device)
+        end = record_event(self._device)
         self._measured_steps += 1
         if self._measured_steps > self.warmup_steps:
             self._window.append(([*self._intervals, (self._begin, end)], self._step_tokens))
         elif self._measured_steps == self.warmup_steps:
             self._training = "train"
-            self._enter(trainer, "train")
-            end = record_event(trainer.strategy.root_device)  # a step begins inside its phase
+            self._enter("train")
+            end = record_event(self._device)  # a step begins inside its phase
         self.tokens += self._step_tokens
         self._step_tokens = 0
         self._begin, self._intervals = end, []
         if at_log_step(trainer, step):
-            self._log(trainer, pl_module)
+            self._log(pl_module)
 
-    def _log(self, trainer: Trainer, module: GPTModule) -> None:
+    def _log(self, module: GPTModule) -> None:
         self._log_tokens(module)
-        module.log("perf/memory_gib", peak_memory_gib(trainer.strategy.root_device))
-        if (data := token_data(trainer)) is not None:
+        module.log("perf/memory_gib", peak_memory_gib(self._device))
+        if data := token_data(module.trainer):
             waited_s, step = self._waited
             self._waited = data.reader.train_loader.wait_s, self._step
             mean_s = (self._waited[0] - waited_s) / (self._step - step)
             module.log("perf/data_wait_ms", mean_s * 1e3)
             for address, share in data.reader.shares().items():
                 module.log(f"data/share/{address}", share)
-        synchronize(trainer.strategy.root_device)
+        synchronize(self._device)
         window, stalls = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
         for seconds, _ in stalls:
             self._note_phase("stall", seconds)
@@ -215,7 +215,7 @@ class SpeedMonitor(StepCallback):
             return  # still warming up
         module.log("perf/step_ms", median_s(window) * 1e3)
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
-        if (mfu := self.mfu(window, trainer, module)) is not None:
+        if (mfu := self.mfu(window, module)) is not None:
             module.log("perf/mfu", mfu)
 
     def _log_tokens(self, module: LightningModule) -> None:
@@ -233,12 +233,12 @@ class SpeedMonitor(StepCallback):
         self._window.clear()
         return window
 
-    def mfu(self, steps: Steps, trainer: Trainer, module: GPTModule) -> float | None:
+    def mfu(self, steps: Steps, module: GPTModule) -> float | None:
         """Return the MFU of steps, a fraction of the peak; None without a step or a known peak."""
-        if self.peak is None or not steps:
+        if not self.peak or not steps:
             return None
         rate = tokens_per_sec(steps)
-        return flops.mfu(rate, module.flops_per_token, self.peak.flops, trainer.world_size)
+        return flops.mfu(rate, module.flops_per_token, self.peak.flops, module.trainer.world_size)
 
     # ---- results -------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ def phase(trainer: Trainer, name: str) -> Iterator[None]:
     for callback in steps.step_callbacks(trainer):
         callback.before_phase()
     monitor = find_callback(trainer, SpeedMonitor)
-    with monitor.phase(trainer, name) if monitor else nullcontext():
+    with monitor.phase(name) if monitor else nullcontext():
         yield
 
 
