@@ -80,7 +80,7 @@ class MuonAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
-        if closure is not None:
+        if closure:
             with torch.enable_grad():
                 loss = closure()
         skip = None if self.found_inf is None else self.found_inf > 0
@@ -123,10 +123,9 @@ def update_equal(
     momenta = [local(momentum) for momentum in momenta]
     old = torch.stack(momenta)  # (n, rows, columns), as gradient
     new = old.lerp(gradient, 1 - beta)
-    whole = exchanged(gradient.lerp(new, beta), weights, 1, 0)
-    update = exchanged(
-        orthogonalize(whole, group["ns_coefficients"], group["ns_steps"]), weights, 0, 1
-    )
+    whole = exchanged(gradient.lerp(new, beta), weights, 1)
+    whole = orthogonalize(whole, group["ns_coefficients"], group["ns_steps"])
+    update = exchanged(whole, weights, 0)
     decay = torch.full((), 1 - lr * group["weight_decay"], device=new.device)
     if skip is not None:
         new = torch.where(skip, old, new)
@@ -137,7 +136,7 @@ def update_equal(
         local(weight).mul_(decay).add_(moved, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
 
-def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Tensor:
+def exchanged(x: Tensor, weights: list[Tensor], source: int) -> Tensor:
     """Exchange shards of n stacked matrices, (n, rows, columns), among the ranks of fsdp2.
 
     Each rank then orthogonalizes its share of the whole matrices.
@@ -145,8 +144,8 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Ten
     Args:
         x: This rank's shard, of dimension `source`.
         weights: The n weights; without shards, x is returned.
-        source: Dimension that is in shards: 0 for whole matrices, 1 for rows of each.
-        target: Dimension that is in shards afterwards.
+        source: Dimension that is in shards: 0 for whole matrices, 1 for rows of each. Afterwards it
+            is the other one.
     """
     like: Any = weights[0]
     if local(like) is like:
@@ -158,7 +157,7 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Ten
     shards = DTensor.from_local(
         x.contiguous(), like.device_mesh, [Shard(source)], shape=shape, stride=stride
     )
-    return shards.redistribute(placements=[Shard(target)]).to_local()
+    return shards.redistribute(placements=[Shard(1 - source)]).to_local()
 
 
 def orthogonalize(x: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
