@@ -28,7 +28,7 @@ WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
 
 def fit_to_data(config: GPTConfig, data: TokenDataModule | None) -> GPTConfig:
     """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
-    if data is None:
+    if not data:
         return config
     rows = config.vocab_size or data.vocab_size
     if rows < data.vocab_size:
@@ -95,7 +95,7 @@ def build_model(
         UserError: The weights alone are larger than this machine's memory.
     """
     gib = config.n_matrix_params * 4 / 2**30
-    if network is None and gib > memory_gib():
+    if not network and gib > memory_gib():
         raise UserError(
             f"model.config has {config.n_matrix_params:,} parameters, {gib:,.0f} GiB in float32, "
             f"and this machine has {memory_gib():.0f} GiB: lower model.config.n_layer or "

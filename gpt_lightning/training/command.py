@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
@@ -130,9 +130,9 @@ class SaveConfig(SaveConfigCallback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             self.text = self.parser.dump(self.config, skip_none=False)
-            if (folder := steps.run_folder(trainer)) is not None:
+            if folder := steps.run_folder(trainer):
                 (folder / self.config_filename).write_text(self.text, encoding="utf-8")
-                if (network := self.config.model.network) is not None:
+                if network := self.config.model.network:
                     from gpt_lightning.runs.sources import note_network  # only these runs need it
 
                     note_network(folder, network)
@@ -142,7 +142,7 @@ class SaveConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_test_start(trainer, pl_module)
         speed = steps.find_callback(trainer, SpeedMonitor)
-        if speed is not None and speed.timeline is not None:
+        if speed and speed.timeline:
             settings = yaml.safe_load(self.text)
             speed.timeline.write("settings", trainer.global_step, settings=settings)
         if trainer.is_global_zero:
@@ -235,7 +235,7 @@ class GPTCLI(LightningCLI):
         limit = f"limit_{str(self.subcommand).replace('validate', 'val')}_batches"
         if self.subcommand != "fit" and trainer[limit] == 0:
             raise UserError(f"trainer.{limit} is 0, which leaves no batch: set it to 1 or more")
-        if config.model.network is not None:
+        if config.model.network:
             beside = [Path(path).absolute().parent for path in config.config or []]
             beside = [f for f in beside if not RunPaths(f).checkpoints.is_dir()]  # may be a copy
             config.model.network = config.model.network.located(beside)
@@ -257,7 +257,7 @@ class GPTCLI(LightningCLI):
                 mirror.restore(config.checkpoint.folder, self.runs / config.run_name)
         if config.resume != "never":
             self._resume(config)
-        if self.ckpt_path is None and config.ckpt_path is not None:
+        if not self.ckpt_path and config.ckpt_path is not None:
             from gpt_lightning.runs.sources import find_model  # not for runs from random weights
 
             self.ckpt_path = find_model(config.ckpt_path)
@@ -267,7 +267,7 @@ class GPTCLI(LightningCLI):
                 raise UserError(
                     f"{self.ckpt_path} has no optimizer's state: give it as --model.init_from"
                 )
-        if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
+        if not self.ckpt_path and self.subcommand != "fit" and config.model.init_from is None:
             raise UserError(
                 f"{self.subcommand} has no model: give a run, `{self.subcommand} "
                 "lightning_logs/NAME`, or --ckpt_path with a checkpoint or a run folder"
@@ -287,11 +287,11 @@ class GPTCLI(LightningCLI):
 
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
         config.resume = "never"
-        if found is not None:
+        if found:
             checkpoint = read_checkpoint(found)
             self.ckpt_path, self.resume_step = found, checkpoint.step
             self.resume_rows = checkpoint.record.metrics_rows
-        elif self.run_folder is not None:  # killed before its first checkpoint
+        elif self.run_folder:  # killed before its first checkpoint
             self.resume_step = 0
 
     def run_name(self, config: Any) -> str:
@@ -326,8 +326,8 @@ class GPTCLI(LightningCLI):
     def _loggers(self, config: Any) -> list[Logger]:
         """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
-        runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
-        claim: Callable[[Path], bool] | None = None
+        runs = self.run_folder.parent if self.run_folder else self.runs / config.run_name
+        claim = None
         if self.mirrored and not config.trainer.fast_dev_run:
             from gpt_lightning.runs.mirror import mirror_of
 
@@ -345,11 +345,11 @@ class GPTCLI(LightningCLI):
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 check_supported(callback, "unsupported_with_muon")
         for section, path in self.class_paths.items():
-            if path is not None:  # config.yaml has it
+            if path:  # config.yaml has it
                 self.config[str(self.subcommand)][section]["class_path"] = path
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
-        config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)
+        config["ckpt_path"] = str(self.ckpt_path) if self.ckpt_path else None
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

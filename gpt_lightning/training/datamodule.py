@@ -67,7 +67,7 @@ class TokenDataModule(LightningDataModule):
     @property
     def block_size(self) -> int:
         """Tokens T per sequence."""
-        if self._reader is not None:
+        if self._reader:
             return self._reader.block_size
         return block_size_of(self.settings)
 
@@ -79,7 +79,7 @@ class TokenDataModule(LightningDataModule):
     @batch_size.setter
     def batch_size(self, sequences: int) -> None:
         self.settings = dataclasses.replace(self.settings, batch_size=sequences)
-        if self._reader is not None:
+        if self._reader:
             self.setup("fit")
 
     @property
@@ -139,7 +139,7 @@ class TokenDataModule(LightningDataModule):
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 
     def prepare_data(self) -> None:
-        if self.trainer is not None and steps.is_fitting(self.trainer):
+        if self.trainer and steps.is_fitting(self.trainer):
             self._set_accumulation(self._with_defaults())  # raises before a text is prepared
         if self.settings.corpus or self.settings.text_file:
             from gpt_lightning.prepare.command import prepare_source  # not for ready shards
@@ -151,12 +151,12 @@ class TokenDataModule(LightningDataModule):
             return
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
-        if stage == "fit" and self.trainer is not None:
+        if stage == "fit" and self.trainer:
             self._set_accumulation(settings)
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
-            if self.trainer is not None:
+            if self.trainer:
                 steps.check_epoch(self.trainer, batches)
             if "val" in self.manifest.splits:
                 reader.stream("val")
@@ -165,13 +165,13 @@ class TokenDataModule(LightningDataModule):
 
     def train_dataloader(self) -> steps.BetweenSteps:
         hook = functools.partial(steps.call_between_batches, self.trainer)
-        if self.trainer is None:
+        if not self.trainer:
             hook = functools.partial(bool, True)
         return steps.BetweenSteps(self.reader.train_loader, hook)
 
     def val_dataloader(self) -> list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
-        fitting = self.trainer is None or steps.is_fitting(self.trainer)
+        fitting = not self.trainer or steps.is_fitting(self.trainer)
         if fitting and "val" not in self.manifest.splits:
             return []
         return self.reader.eval_loaders()
@@ -205,7 +205,7 @@ class TokenDataModule(LightningDataModule):
     @property
     def reader(self) -> Reader:
         """Reader that setup has opened."""
-        if self._reader is None:
+        if not self._reader:
             raise UserError("the data are not open: call prepare_data() and setup('fit') first")
         return self._reader
 
@@ -254,7 +254,7 @@ class TokenDataModule(LightningDataModule):
         trainer = self.trainer
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
         datasets = {address: self._dataset(address) for address in addresses}
-        if trainer is None:
+        if not trainer:
             return Reader(datasets, settings, Place())
         # Lightning counts ranks node by node; streams are read so that each node has its shards
         nodes = trainer.num_nodes if any(map(is_remote, addresses)) else 1

@@ -111,17 +111,17 @@ class GPTModule(EvaluatedModule):
         data = token_data(trainer)
         self.config = build.fit_to_data(self.config, data)
         fitting = trainer is not None and steps.is_fitting(trainer)
-        if trainer is not None and fitting:
+        if trainer and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
         if not hasattr(self, "model"):
-            tokens = data.tokenizer.spec() if data is not None and self.init_from else None
+            tokens = data.tokenizer.spec() if data and self.init_from else None
             self.model = build.build_model(
                 self.config, self.settings, self.init_from, self.network, tokens
             )
-        if trainer is None:
+        if not trainer:
             return  # load_from_checkpoint
-        if fitting and self.network is not None:
+        if fitting and self.network:
             build.check_network(self.network, self.model, self.config, self.settings, trainer)
         if trainer.precision == "64-true":
             self.model.double()  # callbacks may call this before Lightning restores weights
@@ -135,7 +135,7 @@ class GPTModule(EvaluatedModule):
         self.attention_kernel, self.notes = build.find_kernel(
             self.model, trainer, self.context, dropout
         )
-        if self.network is not None:
+        if self.network:
             self.notes["FLOPs"] = count_flops(self.model, self.config, self.context)[1]
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
@@ -150,14 +150,14 @@ class GPTModule(EvaluatedModule):
 
     @property
     def _device_type(self) -> str:
-        return str(self.trainer.strategy.root_device.type)
+        return self.trainer.strategy.root_device.type
 
     @property
     def compiles(self) -> tuple[bool, str]:
         """True if the model is compiled on this device, and the reason."""
         if self.settings.compile != "auto":
             return self.settings.compile, "as set"
-        return should_compile(self._device_type, str(self.trainer.precision))
+        return should_compile(self._device_type, self.trainer.precision)
 
     @property
     def evaluates_compiled(self) -> bool:
@@ -167,7 +167,7 @@ class GPTModule(EvaluatedModule):
     @property
     def flops_per_token(self) -> float:
         """FLOPs of a training token, forward and backward, at the run's context."""
-        if self.network is not None:
+        if self.network:
             return count_flops(self.model, self.config, self.context)[0]
         return build.flops_per_token(self.model, self.context)
 
@@ -175,7 +175,7 @@ class GPTModule(EvaluatedModule):
     def context(self) -> int:
         """Tokens of a sequence of the data, else those of the model."""
         data = token_data(self.attached_trainer)
-        return self.config.block_size if data is None else data.block_size
+        return data.block_size if data else self.config.block_size
 
     # ---- step ----------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class GPTModule(EvaluatedModule):
             for group, new in zip(groups, self._build_optimizer().param_groups, strict=False):
                 group.update(new | {"params": group["params"]})
                 optim.place_steps(self.trainer.optimizers[0], group)
-            if steps.find_callback(self.trainer, BaseFinetuning) is not None:
+            if steps.find_callback(self.trainer, BaseFinetuning):
                 for parameter in (p for group in groups for p in group["params"]):
                     parameter.requires_grad_(True)  # a resume forgets what it has unfrozen
         self.set_learning_rates()
@@ -263,8 +263,7 @@ class GPTModule(EvaluatedModule):
 
     @learning_rate.setter
     def learning_rate(self, peak: float) -> None:
-        old = self.settings
-        assert old.min_learning_rate is not None
+        old: Any = self.settings
         minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
         self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
 
@@ -334,7 +333,7 @@ class GPTModule(EvaluatedModule):
             self._guard.watch(optimizer, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        if self._spikes is not None:
+        if self._spikes:
             # the gradients of an outlier are dropped: no optimizer changes anything then
             loss: Any = self.last_loss
             means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
@@ -378,7 +377,7 @@ class GPTModule(EvaluatedModule):
 
         Without `init_from`, whose weights are in the checkpoint.
         """
-        own = {} if self.network is None else {"network": self.network.record()}
+        own = {"network": self.network.record()} if self.network else {}
         return RunRecord(config=self.config, settings=self.settings).hyperparameters() | own
 
     def on_save_checkpoint(self, checkpoint: Fields) -> None:
@@ -394,7 +393,7 @@ class GPTModule(EvaluatedModule):
             )
         if self.attached_trainer is None:  # load_from_checkpoint: no run to compare with
             theirs = checkpoint.get("gpt_lightning", {}).get("network")
-            if theirs and self.network is None:
+            if theirs and not self.network:
                 raise missing_network("the checkpoint", theirs)
             return
         from gpt_lightning.training import continuation  # not for a new run
@@ -408,12 +407,12 @@ class GPTModule(EvaluatedModule):
         return RunRecord(
             config=self.config,
             settings=self.settings,
-            network=None if self.network is None else self.network.record(),
+            network=self.network.record() if self.network else None,
             run_identity=run_identity(self.trainer, self.run_seed(), self.decay_steps),
             environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
-            spikes={} if self._spikes is None else self._spikes.state(),
+            spikes=self._spikes.state() if self._spikes else {},
             micro_batches=steps.unfinished_micro_batches(self.trainer),
-            run_id=None if logger is None else run_id(logger.folder),
-            metrics_rows=None if logger is None else logger.rows,
-            **({} if data is None else data.record()),
+            run_id=run_id(logger.folder) if logger else None,
+            metrics_rows=logger.rows if logger else None,
+            **(data.record() if data else {}),
         )

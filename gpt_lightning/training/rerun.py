@@ -66,7 +66,7 @@ def with_run(argv: list[str]) -> list[str]:
         raise UserError(f"{begun[0]} ended before its first checkpoint: begin again, `{again}`")
     chosen = find_checkpoint(address, last=WORDS[1] in words)
     found_run = RunPaths.of_checkpoint(chosen)
-    if found_run is None:
+    if not found_run:
         raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")
     run = Path(os.path.relpath(found_run.run))
     path = RunPaths(run).config
@@ -126,8 +126,8 @@ def relocated(run: Path, config: dict[str, Any]) -> list[str]:
     started = logs_parent(run)
     root = Path(str((config.get("trainer") or {}).get("default_root_dir") or ""))
     for name in reversed(root.parts):
-        started = started.parent if started is not None and started.name == name else None
-    if started is None or started.resolve() == Path.cwd().resolve():
+        started = started.parent if started and started.name == name else None
+    if not started or started.resolve() == Path.cwd().resolve():
         return []
     folder = started.resolve()
 

@@ -96,7 +96,7 @@ class ShardedStrategy(ModelParallelStrategy):
     def _gathered(self, state: Fields) -> Fields:
         if self.writes_shards:
             return state
-        whole: dict[int, Tensor] = {}  # tied weights once
+        whole = {}  # tied weights once
 
         def gather(value: Tensor) -> Tensor:
             if not isinstance(value, DTensor):

@@ -83,7 +83,7 @@ def largest_divisor(n: int, most: int) -> int:
 def nearest_multiples(number: int, unit: int) -> str:
     """Return the multiples of a unit around a number, as words: "6 or 9"; 0 and 2**63 are not."""
     below = number // unit * unit
-    return " or ".join(str(multiple) for multiple in (below, below + unit) if 0 < multiple < 2**63)
+    return " or ".join(f"{multiple}" for multiple in (below, below + unit) if 0 < multiple < 2**63)
 
 
 def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: int) -> int:
@@ -308,7 +308,7 @@ def call_between_batches(trainer: Trainer) -> bool:
         callback.between_batches(trainer)
     if not stop_due(trainer):
         set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)
-        if set_rates is not None and at_step_boundary(trainer):  # the last step is saved by now
+        if set_rates and at_step_boundary(trainer):  # the last step is saved by now
             set_rates()
         return True
     trainer.should_stop = True  # Lightning ends a run without a further batch
@@ -371,7 +371,7 @@ def at_step_boundary(trainer: Trainer) -> bool:
 def unfinished_micro_batches(trainer: Trainer) -> int:
     """Return the micro-batches that were read since the last optimizer step ended."""
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    counted: int = getattr(trainer.lightning_module, "micro_batches", 0)
+    counted = getattr(trainer.lightning_module, "micro_batches", 0)
     return counted or batches.ready - batches.processed
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
@@ -82,9 +82,9 @@ class RunCheckpoint(steps.StepCallback):
         data = token_data(trainer)
         # Trainer's fast_dev_run leaves no files
         self._writes = self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if stage == "fit" and data is not None and self._writes:
+        if stage == "fit" and data and self._writes:
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
-        if (logger := steps.run_logger(trainer)) is not None and trainer.world_size > 1:
+        if (logger := steps.run_logger(trainer)) and trainer.world_size > 1:
             made: Any = logger.folder if trainer.is_global_zero else None
             logger.folder = trainer.strategy.broadcast(made)  # rank 0 has made it
         if stage == "fit" and self.enabled:
@@ -101,8 +101,8 @@ class RunCheckpoint(steps.StepCallback):
             trainer.strategy.writes_shards = True
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks.sort(key=lambda callback: callback is not self)
+        run: Any = trainer
+        run.callbacks.sort(key=lambda callback: callback is not self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and self._writes:
@@ -133,7 +133,7 @@ class RunCheckpoint(steps.StepCallback):
             )
         if trainer.is_global_zero and self._writes:
             checkpoint_io.set_aside(self.checkpoint_folder(trainer), trainer.global_step)
-            if self._mirror is not None:
+            if self._mirror:
                 self._mirror.set_aside(trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -224,7 +224,7 @@ class RunCheckpoint(steps.StepCallback):
         with phase(trainer, "checkpoint"):
             if not self.asynchronous:
                 self._check_finite(trainer)
-            if (logger := steps.run_logger(trainer)) is not None:
+            if logger := steps.run_logger(trainer):
                 logger.sync()
             trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
         self._saved_step = trainer.global_step
@@ -262,11 +262,11 @@ class RunCheckpoint(steps.StepCallback):
         Raises:
             UserError: The checkpoint cannot be copied.
         """
-        if self._mirror is None:
+        if not self._mirror:
             return
         run = self.checkpoint_folder(trainer).parent
         speed = steps.find_callback(trainer, SpeedMonitor)
-        if speed is not None:
+        if speed:
             speed.on_fit_end(trainer, pl_module)  # the copy has the last line of timeline.jsonl
         with phase(trainer, "checkpoint"):
             self._mirror.sync(run, self._kept)
@@ -277,7 +277,7 @@ class RunCheckpoint(steps.StepCallback):
             )
 
     def _warn(self) -> None:
-        if self._mirror is not None and self._mirror.failure is not None:
+        if self._mirror and self._mirror.failure is not None:
             print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
 
     def _saved(self, written: Path) -> None:
@@ -289,7 +289,7 @@ class RunCheckpoint(steps.StepCallback):
                 DurableCheckpointIO().remove_checkpoint(file.path)
         step = next(file.step for file in saved if file.path == written)
         checkpoint_io.drop_aside(written.parent, step)
-        if self._mirror is not None:
+        if self._mirror:
             self._mirror.sync(written.parent.parent, self._kept)
 
     def _kept(self, saved: list[Saved]) -> set[str]:

@@ -45,9 +45,9 @@ class EvaluateTasks(steps.StepCallback):
                 "evaluation.tasks follow the validations, and trainer.limit_val_batches is 0: set "
                 "--evaluation.every_n_steps"
             )
-        products, settings = autocast_dtype(str(trainer.precision)), self.settings
+        products, settings = autocast_dtype(trainer.precision), self.settings
         scorer = Scorer(pl_module.model, tokenizer, settings.batch_size, products)
-        if watchdog is not None:
+        if watchdog:
             scorer.beat = watchdog.beat
         self._tasks = [Task(name, scorer, settings.data, settings.limit) for name in self._names]
         for task in self._tasks if trainer.is_global_zero else ():
@@ -89,4 +89,4 @@ class EvaluateTasks(steps.StepCallback):
             logger.log_metrics(values, step=trainer.global_step)
         line = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
         if trainer.is_global_zero:
-            (print if bar is None else bar.print)(f"step {trainer.global_step} | {line}")
+            (bar.print if bar else print)(f"step {trainer.global_step} | {line}")

@@ -53,7 +53,7 @@ class SampleText(Callback):
             text = self._sample(trainer, pl_module) if trainer.is_global_zero else ""
         if trainer.is_global_zero:
             bar = trainer.progress_bar_callback
-            (print if bar is None else bar.print)(textwrap.indent(text, "    "))
+            (bar.print if bar else print)(textwrap.indent(text, "    "))
             write_text(trainer, "samples/text", text)
 
     def _active(self, trainer: Trainer) -> bool:
@@ -74,7 +74,7 @@ class SampleText(Callback):
             generator=torch.Generator(module.device).manual_seed(self.seed),
             vocab_size=tokenizer.vocab_size,
             # mixed precision: the weights are cast once, not by autocast for each token
-            dtype=autocast_dtype(str(trainer.precision)),
+            dtype=autocast_dtype(trainer.precision),
         )
         return tokenizer.decode(tokens[0].tolist())
 
@@ -86,7 +86,7 @@ def run_tokenizer(trainer: Trainer) -> Tokenizer:
         UserError: The data are no TokenDataModule.
     """
     data = token_data(trainer)
-    if data is None:
+    if not data:
         raise UserError("samples and tasks need a TokenDataModule for its tokenizer")
     return data.tokenizer
 
@@ -106,12 +106,12 @@ def evaluated_weights(trainer: Trainer) -> Iterator[None]:
     Under fsdp2 each rank has all weights meanwhile, and all ranks must take part.
     """
     average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
-    if average is not None:
+    if average:
         average.on_validation_epoch_start(trainer, module)
     run: Any = trainer
     try:
         with run.strategy.whole_weights(module.model) if is_sharded(trainer) else nullcontext():
             yield
     finally:
-        if average is not None:
+        if average:
             average.on_validation_epoch_end(trainer, module)

@@ -102,19 +102,19 @@ class StopSignals(steps.StepCallback):
         if not stop or not steps.at_step_boundary(trainer):
             return
         checkpoint = steps.find_callback(trainer, RunCheckpoint)
-        if checkpoint is not None:
+        if checkpoint:
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
         if not trainer.is_global_zero:
             raise SystemExit(0)  # another code would make the launcher kill rank 0
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
         requeues = stop == self._requeue_signal and self.requeue and "SLURM_JOB_ID" in os.environ
-        if checkpoint is not None and checkpoint.enabled:
+        if checkpoint and checkpoint.enabled:
             command = "" if requeues else command_to_continue(trainer, checkpoint)
             text += f"; to continue:\n{command}" if command else "; --resume auto continues"
         if requeues:
             text += f"; {requeue_job()}"
-        if (bar := steps.find_callback(trainer, StepProgress)) is not None:
+        if bar := steps.find_callback(trainer, StepProgress):
             bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
@@ -174,7 +174,7 @@ class Watchdog(steps.StepCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         main = threading.current_thread() is threading.main_thread()
-        if trainer.world_size == 1 or self._pipe is not None or not main:
+        if trainer.world_size == 1 or self._pipe or not main:
             return
         self.beat()
         self._pipe = os.pipe()
@@ -185,7 +185,7 @@ class Watchdog(steps.StepCallback):
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """End the thread."""
-        if self._pipe is not None:
+        if self._pipe:
             signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._pipe[1])
             self._pipe = None

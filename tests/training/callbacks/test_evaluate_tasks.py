@@ -95,7 +95,7 @@ def test_an_evaluation_has_the_weights_of_val_loss_and_compiles_nothing(items, m
     def run(task):
         watchdog = find_callback(task.trainer, Watchdog)
         stance = torch._dynamo.eval_frame._stance.stance
-        found.append((*inside, stance, task._scorer.beat == watchdog.beat))
+        found.append((*inside, stance, task.scorer.beat == watchdog.beat))
         return Result(task.name, [Metric("", "", 0.0)], [], [])
 
     class Own(Callback):
