@@ -76,7 +76,7 @@ def data(
 
 def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
     """Return the document lengths by split; empty without an end-of-text token."""
-    if tokenizer is None:
+    if not tokenizer:
         return {}
     if tokenizer.eot_token is None:
         print(f"\nthe tokenizer {tokenizer.name} has no end-of-text token: documents are unknown")

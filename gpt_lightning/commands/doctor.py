@@ -65,7 +65,7 @@ def guarded(check: str) -> list[Line]:
 
 def lines_of(check: str) -> dict[str, list[Line]]:
     """Return the lines of a check; an exception is the last one."""
-    lines: list[Line] = []
+    lines = []
     try:
         lines.extend(globals()[check]())  # keeps the lines before an exception
     except Exception as error:  # whatever is broken on this machine

@@ -127,7 +127,7 @@ def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         UserError: The tokenizer is another encoding of tiktoken, or the package tokenizers is
             missing.
     """
-    files: dict[str, str] = {}
+    files = {}
     settings: Fields = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
     if tokenizer.name == "gpt2":

@@ -136,10 +136,10 @@ def graph_nodes(call: Callable[[], Tensor]) -> set[str]:
                 raise
             said = [str(reason.message).partition(" (Triggered")[0] for reason in reasons]
             raise NoKernelError(" ".join([*said, str(error)])) from error
-    names: set[str] = set()
+    names = set()
     while rest:
         node = rest.pop()
-        if node is not None:
+        if node:
             names.add(node.name())
             rest += [parent for parent, _ in node.next_functions]
     return names

@@ -55,7 +55,7 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
     read = {m for layer in own for m in layer.modules()}
     linear = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
     fit = {n for n, m in linear.items() if type(m) is nn.Linear and m not in read}
-    chosen: set[str] = set()
+    chosen = set()
     for target in targets or ("",):
         found = {name for name in linear if fnmatchcase(f".{name}", f"*.{target}")}
         unfit = [] if target == "*" else sorted(found - fit)

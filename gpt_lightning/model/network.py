@@ -97,7 +97,7 @@ class Network:
         Raises:
             UserError: There is no such module or class, or importing it fails.
         """
-        if self.kind is not None:
+        if self.kind:
             return self.kind
         module, _, name = self.class_path.rpartition(".")
         folder = self.folder or str(Path.cwd())
@@ -167,7 +167,7 @@ def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: An
 
 def build(network: Network | None, config: GPTConfig) -> Any:
     """Return GPT, or the network of one's own, with random weights."""
-    return GPT(config) if network is None else network.build(config)
+    return network.build(config) if network else GPT(config)
 
 
 def missing_network(source: str, theirs: Any) -> UserError:

@@ -49,7 +49,7 @@ class Pretrained:
         Raises:
             UserError: The weights are not those of a GPT-2.
         """
-        if self.network is not None:
+        if self.network:
             return {key: self.recorded[key] for key in SHAPE_KEYS}
         with user_errors(f"{self.source} is not a GPT-2"):
             weights = self.weights
@@ -100,7 +100,7 @@ class Pretrained:
             UserError: The weights are not those of a GPT-2, not of config's shape, or not finite.
         """
         theirs, weights = self.shape(), dict(self.weights)
-        if self.network is not None:
+        if self.network:
             return weights
         bare = {name: tensor for name, tensor in weights.items() if not name.endswith(".bias")}
         if not config.bias and not any(weights[name].any() for name in weights.keys() - bare):

@@ -45,7 +45,7 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
         return False, f"auto: off for {device}" + (" in float32" if device == "cpu" else "")
     else:
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-        if shutil.which(compiler) is None:
+        if not shutil.which(compiler):
             return False, f"auto: off, there is no C++ compiler {compiler!r}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return False, "auto: off, there is no Python.h (python3-dev), which compiled code includes"
@@ -54,7 +54,7 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
 
 def has_triton() -> bool:
     """Return whether Triton is installed and compiles for the GPU of this process."""
-    if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
+    if not importlib.util.find_spec("triton") or not torch.cuda.is_available():
         return False
     return torch.version.hip is not None or torch.cuda.get_device_capability() >= (7, 0)
 

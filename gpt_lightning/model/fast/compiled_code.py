@@ -43,7 +43,7 @@ def kept_code() -> Iterator[None]:
     free = before is None or Path(before).match(f"{tempfile.gettempdir()}/torchinductor_*")
     folder = code_folder() if free else None
     try:
-        if folder is None:
+        if not folder:
             yield
         else:
             headers = Path(before or folder) / "precompiled_headers"

@@ -101,7 +101,7 @@ def hashed_numbers(shape: torch.Size, seeds: Tensor) -> Tensor:
 
 def mixed(h: Tensor, shift: int) -> Tensor:
     """Return h ^ (h >> shift) with a logical shift; int32's own repeats the sign bit."""
-    low: Tensor = (h >> shift) & (2 ** (32 - shift) - 1)
+    low = (h >> shift) & (2 ** (32 - shift) - 1)
     return h ^ low
 
 
@@ -146,7 +146,7 @@ class ExactGELU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x: Tensor = ctx.saved_tensors[0]
+        x = ctx.saved_tensors[0]
         below, density = normal_distribution(x.float())
         return (gradient.float() * (below + x.float() * density)).to(x.dtype)
 

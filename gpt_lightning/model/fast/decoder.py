@@ -114,7 +114,7 @@ class RecomputingDecoder(Decoder):
             torch.compiler.set_stance("force_eager"),
             torch.autocast(self.device.type, self.dtype if self.casts else None, self.casts),
         ):
-            logits: Tensor = self.model(idx)  # (B, T, V)
+            logits = self.model(idx)  # (B, T, V)
         for module in training:
             module.training = True
         return logits[:, -1]
