@@ -1,7 +1,6 @@
 """Whole runs on a device: published losses, scaler, Muon, ranks, waits of the host, resume."""
 
 import collections
-import json
 import os
 import subprocess
 import sys
@@ -11,24 +10,21 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from tiny_fit import TINY_FIT, rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.training import fit
 
 pytestmark = pytest.mark.gpu
 TINY = [
+    *(option for option in TINY_FIT if "limit" not in option),
     "--model.config.n_layer=2",
     "--model.config.n_head=2",
     "--model.config.n_embd=64",
     "--model.config.block_size=32",
-    "--model.config.vocab_size=null",
     "--model.compile=false",
-    "--model.schedule=constant",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
     "--data.batch_size=4",
     "--trainer.log_every_n_steps=1",
-    "--samples.max_new_tokens=0",
 ]
 
 
@@ -36,12 +32,11 @@ def train(device: str, *options: str, name: str) -> list[dict[str, float]]:
     """Return the rows of a run."""
     accelerator = f"--trainer.accelerator={device}"
     assert main(["fit", *TINY, accelerator, *options, f"--run_name={name}"]) == 0
-    rows = Path("lightning_logs", name, "version_0", "metrics.jsonl").read_text().splitlines()
-    return [json.loads(row) for row in rows]
+    return rows(name)
 
 
-def losses(rows: list[dict[str, float]]) -> list[float]:
-    return [row["train/loss"] for row in rows if "train/loss" in row]
+def losses(logged: list[dict[str, float]]) -> list[float]:
+    return [row["train/loss"] for row in logged if "train/loss" in row]
 
 
 @pytest.mark.parametrize(
@@ -87,13 +82,10 @@ def test_ranks_over_nccl(ranks, strategy, cuda, text_file):
     command += ["--trainer.accelerator=cuda", "--trainer.precision=32-true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = Path("lightning_logs/ranks/version_0/metrics.jsonl").read_text().splitlines()
-    values = [row["val/loss"] for row in map(json.loads, rows) if "val/loss" in row]
-    assert len(values) == 2
+    assert len([row for row in rows("ranks") if "val/loss" in row]) == 2
     single = train("cpu", "--trainer.max_steps=1", "--trainer.precision=32-true", name="single")
     if ranks == 1:
-        first = next(row for row in map(json.loads, rows) if "train/loss" in row)
-        assert first["train/loss"] == pytest.approx(losses(single)[0], rel=1e-4)
+        assert losses(rows("ranks"))[0] == pytest.approx(losses(single)[0], rel=1e-4)
 
 
 class Waits(L.Callback):

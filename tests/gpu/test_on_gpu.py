@@ -5,42 +5,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_gpu_runs import losses, train
 
 from gpt_lightning.bench.memory_meter import MIB, measure_memory
 from gpt_lightning.cli import main
 
 pytestmark = pytest.mark.gpu
-TINY = [
-    "--model.config.n_layer=2",
-    "--model.config.n_head=2",
-    "--model.config.n_embd=32",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
-    "--data.batch_size=4",
-    "--trainer.max_steps=5",
-    "--trainer.log_every_n_steps=1",
-    "--samples.max_new_tokens=0",
-]
 
 
-def losses(accelerator: str, precision: str) -> list[float]:
-    name = f"{accelerator}-{precision}"
-    options = [f"--trainer.accelerator={accelerator}", f"--trainer.precision={precision}"]
-    assert main(["fit", *TINY, *options, f"--run_name={name}"]) == 0
-    rows = Path("lightning_logs", name, "version_0", "metrics.jsonl").read_text().splitlines()
-    return [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
+def first_losses(accelerator: str, precision: str) -> list[float]:
+    options = ["--model.compile=auto", "--model.schedule=cosine", "--trainer.max_steps=5"]
+    options += [f"--trainer.precision={precision}"]
+    return losses(train(accelerator, *options, name=f"{accelerator}-{precision}"))
 
 
 def test_float32_losses_are_those_of_a_cpu(device, text_file):
     # the same weights and batches; sums in another order, through five updates
-    assert losses(device, "32-true") == pytest.approx(losses("cpu", "32-true"), rel=1e-3)
+    found = first_losses(device, "32-true")
+    assert found == pytest.approx(first_losses("cpu", "32-true"), rel=1e-3)
 
 
 def test_bfloat16_losses_are_near_those_of_a_cpu(device, text_file):
     # products of 8 significant bits
-    assert losses(device, "bf16-mixed") == pytest.approx(losses("cpu", "32-true"), rel=2e-2)
+    found = first_losses(device, "bf16-mixed")
+    assert found == pytest.approx(first_losses("cpu", "32-true"), rel=2e-2)
 
 
 def test_the_allocator_sees_every_byte(cuda):
