@@ -105,6 +105,7 @@ def test_a_save_returns_before_the_file_is_written_and_waits_for_the_one_before(
         assert torch.load(path)["weight"].tolist() == values
 
 
+@pytest.mark.skipif("2.11." in torch.__version__, reason="its stager serves one copy")
 def test_memory_is_reserved_before_the_first_save(tmp_path):
     checkpoint = {"weight": torch.ones(100_000)}
     writer = Saver(True, lambda path: None)
