@@ -1,65 +1,13 @@
-"""Two processes, real ranks over gloo, train the same model as one."""
+"""The environment of ranks: their store, their process group, other nodes."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tiny_fit import rows
 
-from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.distributed import LoopbackEnvironment, check_group, environment
-
-CONFIG = """
-trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_every_n_epoch: null}
-model:
-  config: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 16, vocab_size: null}
-  learning_rate: 1.0e-3
-  decay_steps: 10
-data: {text_file: text.txt, tokenizer: char}
-samples: {max_new_tokens: 30}
-speed: {warmup_steps: 0}
-"""
-
-
-TWICE = """
-from pathlib import Path
-from gpt_lightning.training.fit import run_cli
-if __name__ == "__main__":
-    for steps in (4, 10):
-        ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=4"]
-        options = ["--run_name=two", f"--trainer.max_steps={steps}", "--resume=auto"]
-        done = run_cli(["fit", "--config", "run.yaml", *ranks, *options])
-        Path(f"rank-{done.trainer.local_rank}-{done.trainer.global_step}").touch()
-"""
-
-
-@pytest.mark.slow
-def test_two_ranks_train_on_the_batches_of_one_in_two_runs_of_a_process(
-    text_file, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(CONFIG)
-    Path("twice.py").write_text(TWICE)
-    done = subprocess.run([sys.executable, "twice.py"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "sync_dist" not in done.stderr + done.stdout  # perf/tokens is of all ranks
-    assert "Traceback" not in done.stderr
-    assert done.stdout.count("resume      no checkpoint in") == 1
-    ended = sorted(path.name for path in Path().glob("rank-*"))
-    assert ended == ["rank-0-10", "rank-0-4", "rank-1-10", "rank-1-4"]
-    one = ["--run_name=one", "--trainer.devices=1", "--data.batch_size=8"]
-    assert main(["fit", "--config", "run.yaml", *one]) == 0
-    one, two = rows("one"), rows("two")
-    assert len(one) == len(two) == 2
-    for a, b in zip(one, two, strict=True):
-        # the same rows, their gradients averaged in another order
-        for key in {"train/loss", "val/loss", "optim/grad_norm"} & a.keys():
-            assert a[key] == pytest.approx(b[key], rel=1e-5), key
-    assert one[0]["perf/tokens"] == two[0]["perf/tokens"] == 10 * 8 * 16
 
 
 @pytest.mark.parametrize("interface", [None, "eth7"])

@@ -1,4 +1,4 @@
-"""The files of examples/ that start ranks, as they stand; srun is made up."""
+"""Ranks that Python and the files of examples/ start train as one does; srun is made up."""
 
 import os
 import re
@@ -18,6 +18,7 @@ from gpt_lightning.hardware import distributed
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave_to_launcher, take_world
 
 ROOT = Path(__file__).resolve().parents[2]
+SAME = {"train/loss", "val/loss", "val/tokens", "optim/grad_norm", "perf/tokens"}
 ELASTIC = {
     "TORCHELASTIC_RUN_ID": "1",
     "TORCHELASTIC_RESTART_COUNT": "0",
@@ -57,6 +58,16 @@ class Crash(L.Callback):
         if first and trainer.global_rank == 1 and trainer.global_step == 5:
             Path("killed").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
+"""
+TWICE = """
+from pathlib import Path
+from gpt_lightning.training.fit import run_cli
+if __name__ == "__main__":
+    for steps in (4, 8):
+        ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.decay_steps=8"]
+        options = ["--run_name=two", f"--trainer.max_steps={steps}", "--resume=auto"]
+        done = run_cli(["fit", "--config", "run.yaml", *ranks, *options])
+        Path(f"rank-{done.trainer.local_rank}-{done.trainer.global_step}").touch()
 """
 # forks its tasks, so that they import once
 SRUN = """#!{python}
@@ -114,8 +125,21 @@ def assert_the_losses_of_one_process(name):
     one, other = rows("one"), rows(name)
     assert [row["step"] for row in one] == [row["step"] for row in other]
     for a, b in zip(one, other, strict=True):
-        for key in {"train/loss", "val/loss", "val/tokens"} & a.keys():  # global batches
+        for key in SAME & a.keys():  # gradients are averaged in another order
             assert b[key] == pytest.approx(a[key], rel=1e-5), key
+
+
+@pytest.mark.slow
+def test_two_ranks_train_on_the_batches_of_one_in_two_runs_of_a_process(folder):
+    Path("twice.py").write_text(TWICE)
+    done = subprocess.run([sys.executable, "twice.py"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "sync_dist" not in done.stderr + done.stdout  # perf/tokens is of all ranks
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("resume      no checkpoint in") == 1
+    ended = sorted(path.name for path in Path().glob("rank-*"))
+    assert ended == ["rank-0-4", "rank-0-8", "rank-1-4", "rank-1-8"]
+    assert_the_losses_of_one_process("two")
 
 
 @pytest.mark.long  # two nodes start twice; the others of this file are slow ones
