@@ -18,7 +18,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -97,28 +97,13 @@ def to(argument, dtype):
     return argument.to(dtype) if floating else argument
 
 
-class EmulatedAccelerator(Accelerator):
+class EmulatedAccelerator(CPUAccelerator):
     def setup_device(self, device):
         pass
-
-    def teardown(self):
-        pass
-
-    @staticmethod
-    def parse_devices(devices):
-        return devices
 
     @staticmethod
     def get_parallel_devices(devices):
         return [torch.device(NAME)]
-
-    @staticmethod
-    def auto_device_count():
-        return 1
-
-    @staticmethod
-    def is_available():
-        return True
 
     @staticmethod
     def name():
