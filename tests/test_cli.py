@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,28 +215,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
 def test_a_diverging_run_ends_before_the_update(workdir, capsys):
     line = fails(capsys, "fit", "--config", "tiny.yaml", "--model.learning_rate", "1e30")
     assert "gradient norm is nan at step 2: weights were not changed; lower" in line
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_one_line(workdir):
-    command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "tiny.yaml"]
-    process = subprocess.Popen(
-        [*command, "--trainer.max_steps", "1000000", "--samples.max_new_tokens", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in process.stdout:
-        if "validation loss" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    line, continues = errors.splitlines()[-2:]
-    stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); to continue:", line)
-    assert continues.endswith(" resume lightning_logs/tiny/version_0")
-    checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
-    assert list(checkpoints.glob(f"step-{int(stopped[1]):07d}*.ckpt"))
 
 
 def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys):
