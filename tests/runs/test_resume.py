@@ -102,13 +102,8 @@ def test_a_branch_that_is_left_does_not_come_back(capsys):
 def test_another_run_is_refused_with_both_values(capsys):
     """Each setting by the records alone: test_resume_checks.py."""
     before = {path: path.read_bytes() for path in (RUN / "checkpoints").iterdir()}
-    for change, line in (
-        ("--data.batch_size=2", "has sequences a micro-batch 4, this run has 2"),
-        ("--trainer.accumulate_grad_batches=2", "has micro-batches a step 1, this run has 2"),
-        ("--model.config.n_embd=16", "model.config.n_embd is 16, the checkpoint's 8"),
-    ):
-        assert fit(8, "--resume=auto", change) == 2
-        assert line in capsys.readouterr().err
+    assert fit(8, "--resume=auto", "--trainer.accumulate_grad_batches=2") == 2
+    assert "has micro-batches a step 1, this run has 2" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (RUN / "checkpoints").iterdir()} == before
 
 
