@@ -20,7 +20,7 @@ from gpt_lightning.tables.worker import SkippedError, call, failure
 from gpt_lightning.training import module, optim
 from gpt_lightning.training.module import GPTModule
 from tests.emulated_mac import emulated_mac
-from tests.tiny_fit import TINY_RUN
+from tests.tiny_fit import TINY_RUN, rows
 
 MPS = torch.device("mps")
 RUN = [option for option in TINY_RUN if "accelerator" not in option]
@@ -42,8 +42,7 @@ def fit(*settings: str) -> dict:
     """Train, and return the last line of metrics that has a validation loss."""
     assert main(["fit", *RUN, "--trainer.max_steps=6", *settings]) == 0
     folder = max(Path("lightning_logs/run").iterdir())
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "val/loss" in line][-1]
+    return [line for line in rows(folder) if "val/loss" in line][-1]
 
 
 def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
@@ -206,6 +205,3 @@ def test_the_fused_optimizer_of_a_mac_is_pytorchs():
     supported = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
     assert "mps" in optim.FUSED_ADAMW_DEVICES
     assert set(supported) >= optim.FUSED_ADAMW_DEVICES
-
-
-# ---- reproduce -----------------------------------------------------------------------------------
