@@ -137,13 +137,13 @@ def check_plain(key: str, value: Any) -> None:
         UserError: The value is an infinite number, an integer of more than 64 bits, or empty or
             null where a name is expected.
     """
-    own_bounds = key.endswith("seed_everything")  # also as fit.seed_everything
-    if isinstance(value, int) and abs(value) >= 2**63 and not own_bounds:
+    is_seed = key.endswith("seed_everything")  # also as fit.seed_everything
+    if is_seed and (value is True or not 0 <= (value or 0) < 2**32):  # Lightning takes True as 0
+        raise UserError(f"{key} is {value}; expected an integer from 0 to 4294967295")
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
-    if value is True and own_bounds:  # Lightning takes 0
-        raise UserError(f"{key} is true; give a number from 0 to 4294967295")
     text = str(value).strip()
     if text in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
         raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")
@@ -361,9 +361,7 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     typed = typed_values(args)
     dataset = typed.get("data.dataset", "null")
     if "data.tokenizer" in typed and dataset not in ("", "null"):
-        raise UserError(
-            f"--data.tokenizer has no effect with --data.dataset {dataset}: leave it out"
-        )
+        raise UserError("--data.tokenizer has no effect with --data.dataset: leave it out")
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
     for i in (positions := config_positions(args)):
         path = config_file(args[i].removeprefix("--config="))

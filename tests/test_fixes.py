@@ -2,10 +2,12 @@
 
 import ast
 import csv
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,7 @@ def test_the_fix_in_a_message_works_when_typed(row, kind, folder, tmp_path, monk
     """
     monkeypatch.setenv("GPT_LIGHTNING_DATA", "")
     monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     row = {key: text.replace("KIND", kind) for key, text in row.items()}
     pattern = ".*".join(map(re.escape, row["message"].split("{}")))
     tried, all_tried = 0, 1

@@ -1,6 +1,5 @@
 """Pictures of results: losses, runs, and quantities of a sweep over a size."""
 
-import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -107,17 +106,11 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values]) -> None:
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """Return names of runs for a legend: as few of their last folders as keep them different.
-
-    `version_N` is left out where the names differ without it.
-    """
-    whole = [os.path.abspath(run).split("/") for run in runs]
-    short = [parts[: -1 if re.match(r"version_\d+$", parts[-1]) else None] for parts in whole]
-    for length in range(1, max(map(len, whole))):
-        for parts, n in ((short, length), (whole, length + 1)):
-            names = ["/".join(each[-n:]) for each in parts]
-            if len(set(names)) == len(runs):
-                return names
+    """Return names of runs for a legend: NAME of FOLDER/NAME/version_N, or more of it."""
+    for kept in (r"\1", r"\1/\2"):
+        names = [re.sub(r".*?([^/]+)/(version_\d+)$", kept, run) for run in runs]
+        if len(set(names)) == len(runs):
+            return names
     return list(runs)
 
 

@@ -209,9 +209,6 @@ class GPTCLI(LightningCLI):
                 f"--resume {config.resume} continues a run, and --ckpt_path {begins} begins a new "
                 "one from a checkpoint: leave out one of the two"
             )
-        seed = config.seed_everything
-        if not 0 <= seed < 2**32:
-            raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
 
     def _parse_ckpt_path(self) -> None:
         # Lightning lets a checkpoint's hyperparameters override the command line, and classes that

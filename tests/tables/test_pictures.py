@@ -93,8 +93,8 @@ def test_a_phase_has_one_color_that_is_no_run_s(tmp_path, monkeypatch):
         ("logs/mine/version_0", "mine"),
         ("logs/mine/version_0 /old/larger/version_3 llm.c", "mine larger llm.c"),
         ("logs/mine/version_0 logs/mine/version_1", "mine/version_0 mine/version_1"),
-        ("a/x/version_0 b/x/version_0", "a/x b/x"),
-        ("/ /version_1", "/ /version_1"),
+        ("a/x/version_0 b/x/version_0", "a/x/version_0 b/x/version_0"),
+        ("version_0 version_1", "version_0 version_1"),
     ],
 )
 def test_a_legend_has_no_more_of_a_path_than_it_needs(runs, names):
