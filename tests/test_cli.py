@@ -214,7 +214,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
 
 def test_a_diverging_run_ends_before_the_update(workdir, capsys):
     line = fails(capsys, "fit", "--config", "tiny.yaml", "--model.learning_rate", "1e30")
-    assert "gradient norm is nan at step 2: weights were not changed; lower" in line
+    assert "gradient norm is nan at step 2: weights were not changed: lower" in line
 
 
 def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys):

@@ -20,7 +20,8 @@ from gpt_lightning.runs.history import (
     summarize,
 )
 
-PICTURES = (".png", ".svg", ".pdf")
+# suffixes of pictures, and what stands in the first bytes of such a file
+PICTURES = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
@@ -165,6 +166,8 @@ def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
 
 
 def check_picture(path: Path, name: str) -> None:
-    """Raise a UserError with a name unless a path is free or that of a picture."""
-    if path.suffix.lower() not in PICTURES or not path.is_file() or path.is_symlink():
+    """Raise a UserError with a name unless a path is free or a picture of the kind that it says."""
+    mark = PICTURES.get(path.suffix.lower())
+    content = path.read_bytes()[:1000] if path.is_file() and not path.is_symlink() else b""
+    if mark is None or mark not in content:
         new_path("--out", name)
