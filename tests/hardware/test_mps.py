@@ -1,6 +1,5 @@
 """Programs on a Mac's GPU, emulated: each branch for MPS runs on a machine without one."""
 
-import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.precision import autocast, check_accelerator
 from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.tables import options, sweep
-from gpt_lightning.tables.worker import SkippedError, call, failure
+from gpt_lightning.tables.worker import SkippedError, measured
 from gpt_lightning.training import module, optim
 from gpt_lightning.training.module import GPTModule
 from tests.emulated_mac import emulated_mac
@@ -109,16 +108,7 @@ BENCHES = {
 @pytest.fixture
 def in_process(monkeypatch):
     """Rows are measured in this process, without the second that a peak takes."""
-
-    def isolated(address, configuration, timeout_s):
-        module, name = address.split(":")
-        measure = getattr(importlib.import_module(module), name)
-        try:
-            return {"status": "ok", "note": ""} | call(measure, configuration)
-        except SkippedError as error:
-            return failure(error)
-
-    monkeypatch.setattr(sweep, "isolated", isolated)
+    monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
     monkeypatch.setattr(sizes, "rates", lambda *args: {})
 
 
