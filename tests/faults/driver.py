@@ -31,15 +31,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def is_data(path: Any) -> bool:
-    """Return whether a file is the temporary file of a checkpoint."""
+def is_data(path: Any, is_sidecar: bool = False) -> bool:
+    """Return whether a file is the temporary file of a checkpoint, or of its digest."""
     name = Path(str(path)).name
-    return ".ckpt" in name and ".tmp" in name and ".sha256" not in name
-
-
-def is_sidecar(path: Any) -> bool:
-    name = Path(str(path)).name
-    return ".ckpt" in name and ".tmp" in name and ".sha256" in name
+    return ".ckpt" in name and ".tmp" in name and (".sha256" in name) == is_sidecar
 
 
 # ---- inside the save -----------------------------------------------------------------------------
@@ -76,7 +71,7 @@ def kill_in_save(moment: str, number: int) -> None:
             die()
 
     def replace(source: Any, target: Any, **kwargs: Any) -> None:
-        before = (is_sidecar(source) and now("before the sidecar")) or (
+        before = (is_data(source, is_sidecar=True) and now("before the sidecar")) or (
             is_data(source) and now("before the rename")
         )
         if before:
