@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from folders import leftovers, run_folder
 from harness import SilentWrong
+from torch.utils._pytree import tree_leaves
 
 # moments and places, which differ from run to run
 # stamps of files (inodes, times) and the run's id are of a folder, not of a run
@@ -139,15 +140,8 @@ def must_equal(one: Path, other: Path) -> None:
 def finite(path: Path) -> bool:
     """Return whether every number in a checkpoint's tensors is finite."""
     state = load(path)
-    tensors = [*state["state_dict"].values()]
-    tensors += [
-        t
-        for optimizer in state["optimizer_states"]
-        for s in optimizer["state"].values()
-        for t in s.values()
-        if isinstance(t, torch.Tensor)
-    ]
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    values = tree_leaves([state["state_dict"], state["optimizer_states"]])
+    return all(bool(torch.isfinite(t).all()) for t in values if isinstance(t, torch.Tensor))
 
 
 def sequences(path: Path) -> list[tuple[int, list[str]]]:
