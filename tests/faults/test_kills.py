@@ -1,5 +1,6 @@
 """Processes that are killed and stopped, and go on: R01, R02, R03, R05, R29, R31."""
 
+import itertools
 import json
 import math
 import os
@@ -27,6 +28,8 @@ from harness import RESUME, TRACE, SilentWrong, fit, start_fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytestmark = pytest.mark.faults
+MOMENTS = ("first byte", "before fsync", "after fsync")
+MOMENTS += ("before the sidecar", "before the rename", "renamed")
 ASYNCHRONOUS = ("--checkpoint.asynchronous", "true")
 each_way = pytest.mark.parametrize(
     "saving",
@@ -108,12 +111,9 @@ def test_the_comparison_can_fail(whole, every, tmp_path):
 
 
 @pytest.mark.case("R02")
-@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize(
-    "moment",
-    ["first byte", "before fsync", "after fsync", "before the sidecar", "before the rename",
-     "renamed"],
-)  # fmt: skip
+    ("moment", "number"), [*itertools.product(MOMENTS, (1, 3)), ("deleting", 3)]
+)
 @each_way
 def test_killed_inside_the_save(whole, folder, case, moment, number, saving):
     ended = fit(folder, *saving, faults={"kill_in_save": [moment, number]})
@@ -123,16 +123,6 @@ def test_killed_inside_the_save(whole, folder, case, moment, number, saving):
     case.saw(f"{moment} of save {number}: went on from {max(left, default=0)}")
     if left:
         assert re.search(rf"step {max(left)}\b", resumed.out), resumed.out[:1500]
-    must_equal(whole, folder)
-
-
-@pytest.mark.case("R02")
-@each_way
-def test_killed_while_an_old_file_is_deleted(whole, folder, case, saving):
-    ended = fit(folder, *saving, faults={"kill_in_save": ["deleting", 3]})
-    assert ended.code == -signal.SIGKILL, ended
-    fit(folder, *RESUME).ok()
-    case.saw("while an old file is deleted")
     must_equal(whole, folder)
 
 
