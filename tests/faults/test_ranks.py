@@ -159,23 +159,18 @@ def one_line(process: Running, code: int, *words: str, limit_s: float = 100) -> 
 
 
 @pytest.mark.case("R41")
-def test_a_rank_that_is_killed(folder, case):
+@pytest.mark.parametrize(
+    ("rank", "code", "words"), [(1, 75, "was ended by SIGKILL"), (0, -9, "has ended")]
+)
+def test_a_rank_that_is_killed(folder, case, rank, code, words):
     with start_fit(folder, *TWO, *ENDLESS) as process:
         process.wait_for(5)
-        os.kill(process.rank(1), signal.SIGKILL)
-        seconds = one_line(process, 75, "rank 1 was ended by SIGKILL", AGAIN)
-    case.saw(f"rank 1 killed: exit 75 after {seconds:.0f} s")
-    assert leftovers(folder) == []
-    fit(folder, *TWO, *RESUME, "--trainer.max_steps", str(STEPS)).ok()
-
-
-@pytest.mark.case("R41")
-def test_rank_0_is_killed(folder, case):
-    with start_fit(folder, *TWO, *ENDLESS) as process:
-        process.wait_for(5)
-        os.kill(process.rank(0), signal.SIGKILL)
-        seconds = one_line(process, -9, "rank 0 has ended", AGAIN)
-    case.saw(f"rank 0 killed: the other ends after {seconds:.0f} s")
+        os.kill(process.rank(rank), signal.SIGKILL)
+        seconds = one_line(process, code, f"rank {rank} {words}", AGAIN)
+    case.saw(f"rank {rank} killed: exit {code} after {seconds:.0f} s")
+    if rank == 1:
+        assert leftovers(folder) == []
+        fit(folder, *TWO, *RESUME, "--trainer.max_steps", str(STEPS)).ok()
 
 
 @pytest.mark.case("R41")
@@ -227,19 +222,14 @@ def test_a_rank_that_is_killed_before_the_ranks_have_met(folder, case, rank, cod
 
 
 @pytest.mark.case("R41")
-@pytest.mark.parametrize("rank", [1, 0])
-def test_an_error_of_one_rank_is_printed_once(folder, case, rank):
-    faults = {"user_error": [5, rank]}
+@pytest.mark.parametrize("rank", [1, 0, "all"])
+def test_an_error_of_one_or_all_ranks_is_printed_once(folder, case, rank):
+    faults, words = {"user_error": [5, rank]}, f"an error of rank {rank}"
+    if rank == "all":
+        faults, words = {"bad_gradient": ["nan", 5, 0]}, "gradient norm is nan"
     with start_fit(folder, *TWO, faults=faults) as process:
-        seconds = one_line(process, 2, f"an error of rank {rank}")
-    case.saw(f"an error of rank {rank}: exit 2 after {seconds:.0f} s")
-
-
-@pytest.mark.case("R41")
-def test_an_error_of_all_ranks_is_printed_once(folder, case):
-    with start_fit(folder, *TWO, "--model.learning_rate", "1e30") as process:
-        one_line(process, 2, "gradient norm is nan")
-    case.saw("the same error of both ranks: printed once, exit 2")
+        seconds = one_line(process, 2, words)
+    case.saw(f"{words}: exit 2 after {seconds:.0f} s")
 
 
 @pytest.mark.case("R45")
