@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from folders import contents
-from harness import fit, gpt
+from harness import fit
 
 
 def rows() -> Iterator[Any]:
@@ -30,13 +30,3 @@ def test_a_command_that_cannot_work(row, case, request):
     assert {name: after.get(name) for name in before} == before
     assert not any(name.startswith("lightning_logs") for name in after.keys() - before.keys())
     assert row["case"] == "R20" or after == before  # R20 may prepare the text
-
-
-@pytest.mark.faults
-@pytest.mark.case("R21")
-@pytest.mark.parametrize("content", [b"", b"good text \xff"])
-def test_texts_that_make_no_dataset(tmp_path, case, content):
-    (tmp_path / "bad.txt").write_bytes(content)
-    line = gpt(tmp_path, "prepare", "bad.txt", "--out", "set").refused("bad.txt")
-    case.saw(line.removeprefix("error: "))
-    assert not (tmp_path / "set").exists()
