@@ -159,15 +159,6 @@ def test_prepare_of_odd_texts(tmp_path, case, kind):
 
 
 @pytest.mark.case("R21")
-def test_special_text_is_text(tmp_path, case):
-    (tmp_path / "text.txt").write_text("one <|endoftext|> two\n" * 100)
-    gpt(tmp_path, "prepare", "text.txt", "--tokenizer", "gpt2", "--out", "set").ok()
-    tokens = np.concatenate([np.load(path) for path in (tmp_path / "set").glob("*.npy")])
-    assert 50256 not in tokens
-    case.saw("<|endoftext|> is text")
-
-
-@pytest.mark.case("R21")
 @pytest.mark.parametrize("kind", ["one letter", "words"])
 def test_one_line_of_50_mb(tmp_path, case, kind):
     piece = "a" if kind == "one letter" else "some words and more "

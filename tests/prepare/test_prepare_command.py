@@ -78,6 +78,7 @@ def test_splits_decode_to_the_text(source, tmp_path, tokenizer, shard_tokens):
     made = prepare_text(source, out, tokenizer, 0.2, 0.2, shard_tokens)
     assert made == load_manifest(out)
     assert "".join(decoded(out, split) for split in ("train", "val", "test")) == text
+    assert 50256 not in tokens_of(out)  # GPT-2's end of text: its name in a text is text
     for shards in made.splits.values():
         assert all(shard.tokens == shard_tokens for shard in shards[:-1])
         assert 0 < shards[-1].tokens <= shard_tokens
