@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import new_path
+from gpt_lightning.files import Fields, new_path
 
 RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 
@@ -24,7 +24,7 @@ def evaluate(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["fp32", "bf16"] = "fp32",
     out: str | None = None,
-    network: str | dict[str, Any] | None = None,
+    network: str | Fields | None = None,
 ) -> None:
     """Score a model on published tasks and texts, beside the published figures of GPT-2.
 

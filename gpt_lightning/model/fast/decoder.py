@@ -152,8 +152,7 @@ def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False
     if dtype == torch.bfloat16:
-        capabilities: dict[str, Any] = getattr(
-            torch.cpu, "get_capabilities", dict
-        )()  # torch 2.10 has none
-        return any(map(capabilities.get, ("avx512_bw", "bf16")))  # x86, ARM
+        # torch 2.10 has none
+        units: Any = getattr(torch.cpu, "get_capabilities", dict)()
+        return any(map(units.get, ("avx512_bw", "bf16")))  # x86, ARM
     return dtype == torch.float32
