@@ -17,6 +17,10 @@ from test_damaged_data import Eval
 
 pytestmark = pytest.mark.faults
 STOCK = Path(__file__).with_name("stock.py")
+TERM = pytest.param("term", marks=pytest.mark.case("R03"))
+STOP = pytest.param("stop", marks=pytest.mark.case("R34"))
+MOMENT = pytest.param("moment", "30", marks=pytest.mark.case("R39"))
+NAN = pytest.param("nan", "5", marks=pytest.mark.case("R15"))
 
 
 def start_stock(folder: Path, *args: str, wrap: list[str] | None = None) -> Running:
@@ -60,16 +64,9 @@ def test_killed(at_ten, unhurt, case):
     case.stock.append(verdict(stock(at_ten, "resume"), unhurt))
 
 
-@pytest.mark.case("R03")
-def test_sigterm(folder, unhurt, case):
-    ended = stock(folder, "term", "11")
-    again = verdict(stock(folder, "resume"), unhurt)
-    case.stock.append(f"exit {ended.code}; resumed: {again}")
-
-
-@pytest.mark.case("R34")
-def test_should_stop_within_a_step(folder, unhurt, case):
-    ended = stock(folder, "stop", "11")
+@pytest.mark.parametrize("fault", [TERM, STOP])
+def test_stopped_within_a_step(folder, unhurt, case, fault):
+    ended = stock(folder, fault, "11")
     again = verdict(stock(folder, "resume"), unhurt)
     case.stock.append(f"exit {ended.code}; resumed: {again}")
 
@@ -86,9 +83,9 @@ def test_lost_output_and_a_hangup(folder, case):
     case.stock.append(f"reader gone: exit {code}; SIGHUP: exit {hangup.code} in step {saved + 1}")
 
 
-@pytest.mark.case("R39")
-def test_a_moment_that_is_no_number(folder, case):
-    ended = stock(folder, "moment", "30")
+@pytest.mark.parametrize(("fault", "step"), [MOMENT, NAN])
+def test_a_number_that_is_none(folder, case, fault, step):
+    ended = stock(folder, fault, step)
     finite = re.search(r"finite (\w+)", ended.out)
     case.stock.append(f"exit {ended.code}, weights finite: {finite[1] if finite else '-'}")
 
@@ -139,13 +136,6 @@ def test_flipped_bits(at_ten, case):
         except Exception:
             continue
     case.stock.append(f"{accepted} of 60 accepted")
-
-
-@pytest.mark.case("R15")
-def test_nan(folder, case):
-    ended = stock(folder, "nan", "5")
-    finite = re.search(r"finite (\w+)", ended.out)
-    case.stock.append(f"exit {ended.code}, weights finite: {finite[1] if finite else '-'}")
 
 
 @pytest.mark.case("R16")
