@@ -104,6 +104,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "archive": (lambda path: np.savez(path.open("wb"), a=np.arange(3)), "magic string"),
     "objects": (save(np.array([Marker()] * 30, dtype=object)), "found"),
     "wrong dtype": (save(np.zeros(30, np.uint32)), "uint32"),
+    "signed": (save(np.zeros(30, np.int16)), "int16"),
     "wrong count": (save(np.zeros(29, np.uint16)), r"\(29,\)"),
     "matrix": (save(np.zeros((30, 1), np.uint16)), r"\(30, 1\)"),
 }
