@@ -67,9 +67,7 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--sizes", type=str | None, help="Sizes; null: those that suit the device.")
     parser.add_argument("--sections", default=names, help=f"Sections to measure: {names}.")
     parser.add_argument("--machines", nargs="+", default=[], help="Reports of other machines.")
-    parser.add_argument(
-        "--quick", action="store_true", help="A tiny model, in a minute, as a test."
-    )
+    parser.add_argument("--quick", action="store_true", help="A tiny model, in a minute.")
     parser.add_argument("--out", type=str | None, help=f"Folder; null: a folder in {ROOT}.")
     about = "Time limit of each row, in seconds."
     parser.add_argument("--timeout_s", type=options.PositiveFinite, default=1800.0, help=about)
