@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpt_lightning import __version__, errors
-from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
+from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.output import lasting_output
 
@@ -101,7 +101,7 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     try:
         check_environment(argv)
         # training has StopSignals, and before it nothing to clean up
-        with contextlib.nullcontext() if training else termination_as_exit():
+        with contextlib.nullcontext() if training else errors.termination_as_exit():
             code = run(argv)
         sys.stdout.flush()
         return code
@@ -148,7 +148,7 @@ def print_error(error: Exception) -> int:
     if local_rank():  # rank 0 ends this process meanwhile if it has the same error, printed once
         time.sleep(3 + min(local_rank() / 2, 1))  # all ranks of a machine end within 10 s
     # the message of a data loader's worker is a traceback, with the UserError at its end
-    text = " ".join(str(error).rpartition("UserError: ")[2].split())
+    text = errors.one_line(str(error).rpartition("UserError: ")[2])
     if isinstance(error, UserError | MemoryExhaustedError | PeerError):
         print(f"error: {text}", file=sys.stderr)
         return error.exit_code
@@ -171,8 +171,8 @@ def print_thread_error(args: threading.ExceptHookArgs) -> None:
     if os.environ.get(DEBUG) == "1":
         threading.__excepthook__(args)
     elif args.exc_value is not None:
-        text = " ".join(str(args.exc_value).split())
-        print(f"warning: {args.exc_type.__name__} in a thread: {text}", file=sys.stderr)
+        text = errors.one_line(args.exc_value)
+        errors.warn(f"{args.exc_type.__name__} in a thread: {text}")
 
 
 def dispatch(argv: list[str]) -> int:

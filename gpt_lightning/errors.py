@@ -1,6 +1,7 @@
 """Exceptions: user errors and out-of-memory (exit code 2), loss of a rank (75), SIGTERM (143)."""
 
 import contextlib
+import functools
 import importlib
 import signal
 import sys
@@ -88,6 +89,17 @@ def termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def one_line(error: object) -> str:
+    """Return a text, or the message of an exception, as one line."""
+    return " ".join(str(error).split())
+
+
+@functools.cache
+def warn(text: str) -> None:
+    """Print a warning on standard error, each text once in a process."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def reason_of(error: BaseException) -> str:

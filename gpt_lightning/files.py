@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import functools
 import glob
 import hashlib
 import itertools
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, warn
 
 Fields = dict[str, Any]  # values by name: an object of JSON or YAML, a state in a checkpoint
 CHECK_DISK = "check the disk's space and permissions, or choose another folder"
@@ -301,7 +300,8 @@ def locked(
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        warn_without_locks(path.parent)
+        folder = path.parent
+        warn(f"the file system of {folder} has no locks: start one process at a time there")
     try:
         yield
     finally:
@@ -326,12 +326,3 @@ def is_held(path: Path) -> bool:
     except Timeout:
         return True
     return False
-
-
-@functools.cache
-def warn_without_locks(folder: Path) -> None:
-    """Print, once a folder, that nothing keeps two processes apart there."""
-    print(
-        f"warning: the file system of {folder} has no locks: start one process at a time there",
-        file=sys.stderr,
-    )

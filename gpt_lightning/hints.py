@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from gpt_lightning.errors import one_line
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.removed import REMOVED
 
@@ -25,7 +26,7 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
         positionals: Names of its positional arguments.
         prog: Words that start the program, such as "gpt-lightning sample".
     """
-    text = " ".join(message.split())
+    text = one_line(message)
     for form, words in HINTS["messages"].items():
         text = re.sub(form, words, text)
     help_hint = f"; `{prog} --help` lists the options" if prog.startswith("gpt-lightning") else ""
@@ -154,7 +155,7 @@ def expectations(text: str) -> Iterator[str]:
 def explain_yaml(error: yaml.YAMLError) -> str:
     """Return the place of a mistake in a YAML text, and the fix."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    problem = (problem or " ".join(str(error).split())).replace("tag:yaml.org,2002:", "!!")
+    problem = (problem or one_line(error)).replace("tag:yaml.org,2002:", "!!")
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")
     return f"{place}: {problem if 'read as' in problem else f'not YAML ({problem})'}; {fix}"

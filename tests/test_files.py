@@ -75,7 +75,6 @@ def test_without_locks_there_is_one_warning_and_another_error_is_one(tmp_path, m
         raise OSError(codes[0], os.strerror(codes.pop(0)))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    files.warn_without_locks.cache_clear()
     codes = [errno.ENOLCK, errno.ENOSYS, errno.EIO]
     for _ in range(2):
         with locked(tmp_path / "lock", refuse):

@@ -5,6 +5,7 @@ import re
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+from gpt_lightning.errors import one_line
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.parsing import actions_of
 
@@ -68,7 +69,7 @@ def complete_values(parser: Any) -> Any:
     from gpt_lightning.parsing import config_names
 
     for action in actions_of(parser):
-        text = " ".join((action.help or "").replace("%%", "%").split())
+        text = one_line((action.help or "").replace("%%", "%"))
         action.help = re.split(r"(?<=\w)[.:;] ", text)[0].replace("%", "%%")
         if action.dest.endswith(("help", "print_config")):
             action.help = argparse.SUPPRESS

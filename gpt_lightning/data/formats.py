@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.files import Fields, explained
 
 Format = Literal["npy", "nanogpt", "llmc"]
@@ -93,7 +93,7 @@ def _parsed_npy(header: bytes) -> Header:
     # Another format or a short header raises ValueError. But numpy parses the header as Python
     # source, and a flipped bit in it raises the errors of tokenize, and others.
     except Exception as error:
-        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ShardError(one_line(error) or type(error).__name__) from error
     if len(shape) != 1:
         raise ShardError(f"an array of shape {shape} of {dtype.name}")
     return Header(shape[0], dtype, stream.tell())
@@ -266,7 +266,7 @@ def read_meta(path: Path) -> str:
     except Exception as error:  # a damaged pickle can raise anything (Python's manual)
         raise UserError(
             f"{path}: expected nanoGPT's vocabulary (vocab_size, stoi, itos of sorted, distinct "
-            f"characters), found: {' '.join(str(error).split()) or type(error).__name__}; make it "
+            f"characters), found: {one_line(error) or type(error).__name__}; make it "
             "again with nanoGPT's prepare.py, or remove it if the tokens are GPT-2's"
         ) from error
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpt_lightning.errors import UserError, optional
+from gpt_lightning.errors import UserError, one_line, optional
 from gpt_lightning.files import Fields, explained, file_sha256
 from gpt_lightning.parsing import pick
 
@@ -263,10 +263,8 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             self.fast = package.Tokenizer.from_str(content)
         except Exception as error:  # the package raises Exception itself
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"{where}: expected a tokenizer.json of Hugging Face, found: {reason}"
-            ) from error
+            expected = "expected a tokenizer.json of Hugging Face"
+            raise UserError(f"{where}: {expected}, found: {one_line(error)}") from error
         self.content = content
         self.name = f"tokenizer.json-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
         self.fast.no_truncation()

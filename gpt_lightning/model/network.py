@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import NarrowHead
@@ -144,7 +144,7 @@ class Network:
 
 def cause(error: Exception) -> str:
     """Return the class and the message of an error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from gpt_lightning.errors import UserError, optional
+from gpt_lightning.errors import UserError, one_line, optional
 from gpt_lightning.prepare.inputs import BOM, Input, explained_input, no_lines, open_input
 from gpt_lightning.prepare.settings import Errors
 
@@ -309,5 +309,5 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -
 
 def damaged(entry: Input, expected: str, error: Exception) -> UserError:
     """Return the error of an input that is not a whole file of its kind."""
-    reason = " ".join(str(error).split())
-    return UserError(f"{entry.path}: expected {expected}, found damage ({reason}); get it again")
+    found = f"found damage ({one_line(error)})"
+    return UserError(f"{entry.path}: expected {expected}, {found}; get it again")

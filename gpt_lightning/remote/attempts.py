@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.errors import UserError, one_line, reason_of
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
@@ -123,7 +123,7 @@ def raise_unless_missing(error: Exception) -> None:
 
 def reason_for(error: Exception) -> str:
     """Return the reason of an error in words."""
-    return "no such file" if is_missing(error) else " ".join(reason_of(origin_of(error)).split())
+    return "no such file" if is_missing(error) else one_line(reason_of(origin_of(error)))
 
 
 def origin_of(error: Exception) -> BaseException:

@@ -4,10 +4,9 @@ The published curve is interpolated linearly in the logarithm of tokens, and now
 Equal tokens are equal data only if text, tokenizer and context are equal; tokenizers are compared.
 """
 
-import sys
 from pathlib import Path
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.cases import Curve
@@ -78,7 +77,7 @@ def check_tokenizer(run: Path, curve: Curve) -> None:
     characters = {len(spec.get("characters", "")) for spec in specs if spec} - {0, CHARACTERS}
     theirs = f"the curve's losses are per token of {curve.tokenizer}"
     if not names:
-        print(f"warning: {run} has no checkpoint; {theirs}", file=sys.stderr)
+        warn(f"{run} has no checkpoint; {theirs}")
     elif names[0] != curve.tokenizer:
         raise UserError(f"{run} counts tokens of {names[0]}, but {theirs}: they do not compare")
     elif characters:

@@ -30,8 +30,6 @@ of Settings; and what a subclass of GPTModule keeps with save_hyperparameters().
 """
 
 import dataclasses
-import functools
-import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +40,7 @@ from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from gpt_lightning import __version__
-from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.errors import UserError, one_line, reason_of, warn
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
@@ -270,7 +268,8 @@ def read_content(
     except Exception as error:  # any content may raise any error
         raise not_ours(path, error) from error
     if not has_digest and isinstance(content, dict) and "gpt_lightning" in content:
-        warn_without_digest(path.resolve())
+        where, name = path.resolve(), sidecar(path.resolve()).name
+        rank_zero_only(warn)(f"{where} has no digest in {name}: damage would go unnoticed")
     return content
 
 
@@ -291,14 +290,6 @@ def not_ours(path: Path, error: Exception) -> UserError:
     )
 
 
-@functools.cache
-@rank_zero_only
-def warn_without_digest(path: Path) -> None:
-    """Print, once for each file and on rank 0, that damage to the file cannot be detected."""
-    name = sidecar(path).name
-    print(f"warning: {path} has no digest in {name}: damage would go unnoticed", file=sys.stderr)
-
-
 def cannot_write(path: Path, error: BaseException) -> UserError:
     """Return the error for a checkpoint, or its shards, that cannot be written.
 
@@ -309,7 +300,7 @@ def cannot_write(path: Path, error: BaseException) -> UserError:
     cause = next(iter(getattr(error, "failures", {}).values()), [error])[0]
     # torch raises a RuntimeError while it handles the OSError of our file
     cause = cause.__context__ if isinstance(cause.__context__, OSError) else cause
-    reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
+    reason = one_line(getattr(cause, "strerror", None) or cause)
     return UserError(
         f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
         "some space or choose another folder with --trainer.default_root_dir"

@@ -17,7 +17,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.errors import UserError, one_line, reason_of
 from gpt_lightning.files import Fields, check_regular, explained, is_held, yaml_beside
 from gpt_lightning.parsing import read_config
 from gpt_lightning.runs.folders import RunPaths, choose_run, lock_folder
@@ -90,7 +90,7 @@ class Timeline:
             names = {str(128 + number): number.name for number in signal.Signals}
             reason = names.get(str(reason.code), "SystemExit")
         elif isinstance(reason, BaseException):
-            state, reason = "failed", " ".join(f"{type(reason).__name__}: {reason}".split())
+            state, reason = "failed", one_line(f"{type(reason).__name__}: {reason}")
         self.write("end", step, state=state, reason=reason or "", seconds=seconds)
         self._file.close()
         self._lock.close()

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
@@ -123,10 +122,9 @@ class RunLogger(Logger):
             write_atomic(path, b"".join(kept))
             self.rows = len(kept)
         if self.rows < (self.resume_rows or 0):
-            print(
-                f"warning: {path} has {self.rows} rows up to step {self.resume_step}, and had "
-                f"{self.resume_rows} when the checkpoint was saved: the other rows are lost",
-                file=sys.stderr,
+            warn(
+                f"{path} has {self.rows} rows up to step {self.resume_step}, and had "
+                f"{self.resume_rows} when the checkpoint was saved: the other rows are lost"
             )
         self.resume_step = None
 

@@ -9,11 +9,10 @@ uploaded last. A checkpoint without its digest is never used.
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import explained, locked, write_atomic
 from gpt_lightning.remote.attempts import DamageError, on_file_system
 from gpt_lightning.remote.files import (
@@ -237,7 +236,7 @@ def restore_run(mirror: Mirror, run: Path) -> None:
         except UserError as error:
             if not isinstance(error.__cause__, DamageError):  # no damage: the connection
                 raise
-            print(f"warning: {error}; skipped", file=sys.stderr)
+            warn(f"{error}; skipped")
         else:
             print(f"fetched     {mirror.url}/{CHECKPOINTS}/{name}")
             return

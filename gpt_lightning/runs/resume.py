@@ -8,14 +8,13 @@ setting that this command changes. docs/resume.md states what a resumed run guar
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.tokenizers import difference
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import shell_command
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
@@ -92,7 +91,7 @@ def newest_checkpoint(run: Path) -> Path | None:
             skipped.append(error)
             continue
         for reason in skipped:
-            rank_zero_only(print)(f"warning: {reason}; skipped", file=sys.stderr)
+            rank_zero_only(warn)(f"{reason}; skipped")
         return saved.path
     if skipped:
         first = str(skipped[0]).partition("; ")[0]

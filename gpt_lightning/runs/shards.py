@@ -17,11 +17,9 @@ HostCopy, for checkpoints that are written in a thread, is on PyTorch's distribu
 """
 
 import copy
-import functools
 import re
 import secrets
 import shutil
-import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -41,7 +39,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from gpt_lightning.errors import UserError, is_out_of_memory
+from gpt_lightning.errors import UserError, is_out_of_memory, warn
 from gpt_lightning.files import Fields, file_sha256, sync_folder
 from gpt_lightning.hardware.distributed import is_lost_peer
 from gpt_lightning.runs.checkpoint import cannot_write, read_content
@@ -227,7 +225,7 @@ def sweep(folder: Path) -> None:
         except (UserError, OSError) as error:
             # a file of the user's is no checkpoint
             if path.suffix in (".ckpt", ASIDE) or sidecar(path).exists():
-                warn_kept(str(error))
+                warn(f"no old shards are deleted: {error}")
                 return
         else:
             found = content.get("shards") if isinstance(content, dict) else None
@@ -235,12 +233,6 @@ def sweep(folder: Path) -> None:
     for path in present:
         if path.name not in used:
             shutil.rmtree(path, ignore_errors=True)
-
-
-@functools.cache
-def warn_kept(reason: str) -> None:
-    """Print, once for each reason, that old shards stay on the disk."""
-    print(f"warning: no old shards are deleted: {reason}", file=sys.stderr)
 
 
 def is_shard_folder(path: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
+from gpt_lightning.errors import EXIT_AGAIN, UserError, one_line, termination_as_exit
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
 from gpt_lightning.tables.ledger import earlier_machine, identity, open_ledger
@@ -82,7 +82,7 @@ class Bench:
     def about(self) -> list[str]:
         """Heading of the report, then conventions, units, definitions: the file's docstring."""
         docstring = importlib.import_module(self._module).__doc__ or ""
-        heading, *notes = [" ".join(part.split()) for part in docstring.split("\n\n")]
+        heading, *notes = map(one_line, docstring.split("\n\n"))
         return [heading.removesuffix("."), *notes]
 
     @property

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from gpt_lightning.errors import is_out_of_memory
+from gpt_lightning.errors import is_out_of_memory, one_line
 from gpt_lightning.tables.rows import Values, implausible
 
 MARK = "RESULT "
@@ -68,7 +68,7 @@ def crash(returncode: int, errors: str) -> Values:
     """Return the row of a process that ended without a result."""
     if returncode == -signal.SIGKILL:
         return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
-    last = " ".join(errors.split())[-160:]
+    last = one_line(errors)[-160:]
     status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
     names = {-number: f" ({number.name})" for number in signal.Signals}
     return {"status": status, "note": f"exit code {returncode}{names.get(returncode, '')}: {last}"}
@@ -96,7 +96,7 @@ def call(measure: Callable[..., Values], configuration: Values) -> Values:
 
 def failure(error: BaseException) -> Values:
     """Return the row of a measurement that raised: status and reason."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if type(error).__name__ == SkippedError.__name__:  # this module also runs as __main__
         return {"status": "skipped", "note": text}
     if is_out_of_memory(error):

@@ -15,7 +15,7 @@ from jsonargparse import capture_parser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning import parsing
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.output import lasting_output, wrapped
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import RunReport
@@ -149,7 +149,7 @@ def help_text(parser: Any, command: str, section: str) -> str:
         for key in below if name else GENERAL:
             default = actions[key].default
             default = "null" if default in (None, SUPPRESS) else default
-            text = " ".join((actions[key].help or "").split())
+            text = one_line(actions[key].help or "")
             row = f"  --{key:<28} {default!s:<9} {text}"
             lines.append(wrapped(row, max_lines=None if section or not name else 1))
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest, pick
@@ -71,7 +71,7 @@ def as_list(value: Any) -> list[Any]:
 
 def argument_error(error: Exception) -> UserError:
     """Return Lightning's error about an argument, without its advertisements, as a user error."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     package = re.search(r"pip install (?:-U )?'?([\w.\[\]<>=-]+)", text)
     if package:
         needed = re.sub(r"[<>=].*", "", package[1])
@@ -84,7 +84,7 @@ def construction_error(error: Exception) -> UserError | None:
 
     jsonargparse's message lists all types that it has tried.
     """
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if isinstance(error, ModuleNotFoundError) or "pip install" in text:
         return argument_error(error)
     tried = text.partition("Errors: - ")[2].split(" - ")

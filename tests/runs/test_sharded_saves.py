@@ -117,8 +117,3 @@ def test_a_lost_rank_or_a_full_memory_is_no_damage(tmp_path, monkeypatch, error,
         assert re.search(r"shards/a-\w+ is damaged", str(raised.value))
     else:
         assert is_kept(raised.value)
-
-
-@pytest.fixture(autouse=True)
-def said_nothing_yet():
-    shards.warn_kept.cache_clear()

@@ -20,7 +20,7 @@ from jsonargparse.typing import PositiveFloat
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal
+from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal, one_line
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
@@ -146,7 +146,7 @@ def requeue_job() -> str:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(error.stderr.split())
+        reason = error.strerror if isinstance(error, OSError) else one_line(error.stderr)
         return f"job {job} was not requeued: scontrol: {reason}"
     return f"job {job} is requeued"
 
