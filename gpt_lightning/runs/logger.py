@@ -1,6 +1,7 @@
 """RunLogger: folder and metrics file of a run. RunEvents: TensorBoard's files in that folder."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -70,25 +71,20 @@ class RunLogger(Logger):
         self._kind, self._claim = kind, claim
         self.on_sync: Callable[[], None] = lambda: None
         self._is_new = folder is None
-        self._folder = folder
-        if folder is not None and resume_step is not None:
-            RunPaths(folder).check()  # nothing is changed yet
+        if folder is not None:
+            self.folder = folder
+            if resume_step is not None:
+                RunPaths(folder).check()  # nothing is changed yet
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
         """Folder of the run; a new one is made at the first use.
 
         Rank 0 makes it, and RunCheckpoint sets it on the other ranks.
         """
-        if self._folder is None:
-            assert is_rank_zero(), "the other ranks receive the folder from rank 0"
-            with explained("write to", self.runs):
-                self._folder = claim_folder(self.runs, self._kind, self._claim)
-        return self._folder
-
-    @folder.setter
-    def folder(self, folder: Path) -> None:
-        self._folder = folder
+        assert is_rank_zero(), "the other ranks receive the folder from rank 0"
+        with explained("write to", self.runs):
+            return claim_folder(self.runs, self._kind, self._claim)
 
     @property
     def name(self) -> str:
@@ -98,8 +94,7 @@ class RunLogger(Logger):
 
     @property
     def save_dir(self) -> str | None:
-        known = self._folder is not None or is_rank_zero()
-        return str(self.folder) if known else None
+        return str(self.folder) if "folder" in vars(self) or is_rank_zero() else None
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -146,14 +141,14 @@ class RunLogger(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Delete the folder of a run that failed before it wrote anything of its own."""
-        if status != "failed" or not self._is_new or self._folder is None:
+        if status != "failed" or not self._is_new or "folder" not in vars(self):
             return
         # TensorBoard's two are there before Lightning has checked all settings. --resume auto would
         # continue this run, and not the one before.
-        files = [path for path in self._folder.rglob("*") if not path.is_dir()]
-        own = RunPaths(self._folder).identity
+        files = [path for path in self.folder.rglob("*") if not path.is_dir()]
+        own = RunPaths(self.folder).identity
         if all(path == own or path.match(EVENTS) or path.name == HPARAMS for path in files):
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             for parent in (self.runs, self.runs.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs are in it
                     parent.rmdir()
