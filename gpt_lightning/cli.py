@@ -149,18 +149,18 @@ def print_error(error: Exception) -> int:
         time.sleep(3 + min(local_rank() / 2, 1))  # all ranks of a machine end within 10 s
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = errors.one_line(str(error).rpartition("UserError: ")[2])
+    code = 2
     if isinstance(error, UserError | MemoryExhaustedError | PeerError):
-        print(f"error: {text}", file=sys.stderr)
-        return error.exit_code
-    if isinstance(error, OSError) and error.filename is not None:
-        advice = "check the name, its permissions and the disk's space"
-        print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
-        return 2
-    if errors.is_out_of_memory(error):
-        print(f"error: not enough memory, lower the sizes: {text}", file=sys.stderr)
-        return 2
-    print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
-    return 1
+        code = error.exit_code
+    elif isinstance(error, OSError) and error.filename is not None:
+        fix = "check the name, its permissions and the disk's space"
+        text = f"{error.filename}: {error.strerror}; {fix}"
+    elif errors.is_out_of_memory(error):
+        text = f"not enough memory, lower the sizes: {text}"
+    else:
+        code, text = 1, f"{type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)"
+    print(f"error: {text}", file=sys.stderr)
+    return code
 
 
 def print_thread_error(args: threading.ExceptHookArgs) -> None:
@@ -196,7 +196,7 @@ def dispatch(argv: list[str]) -> int:
 
         hint = hint_at(name.lower(), list(COMMANDS))
         raise UserError(f"no command {name!r}{hint}; gpt-lightning --help lists them")
-    for arg in argv[1:]:
+    for arg in rest:
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
     trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
@@ -206,7 +206,7 @@ def dispatch(argv: list[str]) -> int:
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments
         return module.run(argv) or 0
-    return run_function(name, getattr(module, function), argv[1:])
+    return run_function(name, getattr(module, function), rest)
 
 
 def run_function(name: str, function: Callable[..., int | None], args: list[str]) -> int:

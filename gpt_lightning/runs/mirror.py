@@ -262,10 +262,8 @@ def fetch_checkpoint(url: str) -> Path:
     versions = [] if file else folders.newest_versions(listed(folder))
     for mirror in [Mirror(folder), *(Mirror(f"{folder}/{name}") for name in versions)]:
         digests = mirror.digests()
-        name = file or (
-            folders.best_of(sort_saved(map(Path, digests))).path.name if digests else ""
-        )
-        if name in digests:
+        if saved := [s for s in sort_saved(map(Path, digests)) if file in ("", s.path.name)]:
+            name = folders.best_of(saved).path.name
             cache = platformdirs.user_cache_path("gpt-lightning") / CHECKPOINTS
             path = cache / digests[name][:16] / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -165,10 +165,10 @@ def check(
 def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
     """Raise if the weights or the optimizer's state would not fit."""
     a, b = fixed(theirs), fixed(ours)
-    differ = [f"{key} is {b[key]}, the checkpoint's {a[key]}" for key in a if a[key] != b[key]]
-    if differ:
+    values = {key: value for key, value in a.items() if value != b[key]}
+    if values:
         cannot = "resume from" if fitting else "evaluate"
-        values = {key: a[key] for key in a if a[key] != b[key]}
+        differ = [f"{key} is {b[key]}, the checkpoint's {v}" for key, v in values.items()]
         options = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in values.items()]
         raise UserError(
             f"cannot {cannot} the checkpoint: {'; '.join(differ)}: set {shlex.join(options)}, or "

@@ -1,12 +1,12 @@
 """Training arguments: name, type with its bounds, default and help, each in one place."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.parsing import HalfOpen, checked
 
 Switch = bool | Literal["auto"]
@@ -100,10 +100,9 @@ class Settings:
                 "model.lora_alpha and lora_targets need model.lora_rank: set it, or leave them out"
             )
 
-    def hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> Fields:
         """Return the fields as a checkpoint has them: lists for tuples, compared by `==`."""
-        values = dataclasses.asdict(self).items()
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 
 @checked("evaluation")
