@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpt_lightning.errors import UserError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 LOG_S = 10.0  # seconds between two states of a bar in a log
 
 
+@dataclass(eq=False)
 class LastingStream:
     """Text stream that drops its text after the first error of its file.
 
@@ -34,10 +36,9 @@ class LastingStream:
 
     bar: ClassVar[Any] = (None, 0)  # stream of the last write, and the width of the bar in it
 
-    def __init__(self, name: str, stream: Any, prints_only: bool):
-        self._name = name
-        self._stream = stream
-        self._prints_only = prints_only
+    _name: str
+    _stream: Any
+    _prints_only: bool
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError, one_line, optional
@@ -40,6 +41,7 @@ class BadDocument(Exception):
     """A document is damaged; the message names what was expected and found."""
 
 
+@dataclass
 class Documents:
     """Reader of documents that counts skipped documents and replaced bytes.
 
@@ -51,12 +53,11 @@ class Documents:
             replace: bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, counted.
     """
 
-    def __init__(self, text_field: str, errors: Errors):
-        self._field = text_field
-        self._errors = errors
-        self.skipped = 0
-        self.replaced = 0
-        self._digest = hashlib.sha256()
+    text_field: str
+    errors: Errors
+    skipped: int = 0
+    replaced: int = 0
+    _digest: Any = field(default_factory=hashlib.sha256)
 
     @property
     def content(self) -> str:
@@ -93,7 +94,7 @@ class Documents:
         """Yield the bytes of each document of a part of a file, with its place, undecoded."""
         with explained_input(entry), open_input(entry) as file:
             if entry.kind == "parquet":
-                contents = _rows(file, entry, start, stop, self._field)
+                contents = _rows(file, entry, start, stop, self.text_field)
             else:
                 read = _whole if entry.kind == "text" else _lines
                 contents = read(file, entry, start, stop)
@@ -109,17 +110,17 @@ class Documents:
         Raises:
             UserError: The setting errors is not skip.
         """
-        if self._errors != "skip":
+        if self.errors != "skip":
             raise UserError(f"{where()}: {reason}; repair it, or omit it with --errors skip")
         self.skipped += 1
 
     def _decoded(self, content: bytes | None) -> str:
         if content is None:
-            raise BadDocument(f"expected a string in the column {self._field!r}, found null")
+            raise BadDocument(f"expected a string in the column {self.text_field!r}, found null")
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            if self._errors != "replace":
+            if self.errors != "replace":
                 found = not_utf8(content, error, 0, "--errors replace puts U+FFFD there")
                 raise BadDocument(f"expected UTF-8, found {found}") from error
         text = content.decode(errors="replace")
@@ -127,19 +128,19 @@ class Documents:
         return text
 
     def _text_of(self, line: bytes) -> str:
-        expected = f"expected a JSON object with a string in the field {self._field!r}, found"
+        expected = f"expected a JSON object with a string in the field {self.text_field!r}, found"
         try:
             found = json.loads(self._decoded(line.rstrip(b"\r\n")))
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", type(error).__name__)
             raise BadDocument(f"{expected} no JSON ({reason})") from error
-        text = found.get(self._field) if isinstance(found, dict) else None
+        text = found.get(self.text_field) if isinstance(found, dict) else None
         if not isinstance(text, str):
             raise BadDocument(f"{expected} {json.dumps(found)[:60]} (--text_field names another)")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            if self._errors != "replace":
+            if self.errors != "replace":
                 reason = f"character {error.start:,} is half of a surrogate pair"
                 raise BadDocument(f"{reason} (--errors replace puts U+FFFD there)") from error
             before = text.count(REPLACEMENT)

@@ -120,6 +120,7 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
         yield held
 
 
+@dataclass
 class Stream:
     """Text or tokens in chunks, handed out by their number.
 
@@ -127,14 +128,13 @@ class Stream:
         chunks: Strings, or arrays of one dimension.
     """
 
-    def __init__(self, chunks: Iterator[Any]):
-        self._chunks: Iterator[Any] = chunks
-        self._rest: Any = ""
+    chunks: Iterator[Any]
+    _rest: Any = ""
 
     def more(self) -> bool:
         """Return whether something is left."""
         while self._rest is not None and not len(self._rest):
-            self._rest = next(self._chunks, None)
+            self._rest = next(self.chunks, None)
         return self._rest is not None
 
     def take(self, n: int) -> Iterator[Any]:
