@@ -51,8 +51,7 @@ def generate(
         top_k: Sample only among the k most likely tokens.
         generator: Source of the random numbers, on the model's device. In a list of B generators
             each row has its own, and a row's tokens do not depend on the other rows.
-        vocab_size: Size of the tokenizer's vocabulary; rows beyond it (padding of the matrix) are
-            never sampled.
+        vocab_size: Size of the tokenizer's vocabulary; rows beyond it, padding, are not sampled.
         dtype: dtype of the matrix products; None: the weights' own, or the Decoder's. bfloat16
             halves the bytes to read, which take most of the time, and occasionally changes a token.
         top_p: Sample only among the most likely tokens whose probabilities, after temperature and
