@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
-EXIT_PEER = EXIT_AGAIN
 CONTINUE = "start the same command with --resume auto to continue"
 
 
@@ -40,7 +39,7 @@ class PeerError(RuntimeError):
     `--resume auto` continues.
     """
 
-    exit_code = EXIT_PEER
+    exit_code = EXIT_AGAIN
 
 
 def optional(package: str, extra: str) -> Any:

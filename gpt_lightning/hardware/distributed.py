@@ -19,7 +19,7 @@ from lightning.fabric.plugins import environments as envs
 from lightning.pytorch.strategies import Strategy, launchers
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from gpt_lightning.errors import CONTINUE, EXIT_PEER, PeerError, UserError
+from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, PeerError, UserError
 
 # environments that Lightning detects itself
 CLUSTERS = (
@@ -223,7 +223,7 @@ class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # any base
         if not self._ended.wait(PATIENCE_S / 3):  # usually this rank fails within this time
             self.end(0.0)
             if isinstance(failure, PeerError):
-                leave(str(failure), EXIT_PEER)
+                leave(str(failure), EXIT_AGAIN)
             else:
                 os._exit(int(failure.code or 0))
 
@@ -248,8 +248,8 @@ def _outlive(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_S)
     if os.environ["LOCAL_RANK"] == "1":
-        leave(f"rank 0 has ended; {CONTINUE}", EXIT_PEER)
-    os._exit(EXIT_PEER)
+        leave(f"rank 0 has ended; {CONTINUE}", EXIT_AGAIN)
+    os._exit(EXIT_AGAIN)
 
 
 def leave(reason: str, code: int) -> NoReturn:
@@ -265,7 +265,7 @@ def leave_to_launcher(trainer: Any) -> None:
     end.
 
     Raises:
-        SystemExit: EXIT_PEER.
+        SystemExit: EXIT_AGAIN.
     """
     strategy = getattr(trainer, "strategy", None)
     environment = getattr(strategy, "cluster_environment", None)
@@ -280,7 +280,7 @@ def leave_to_launcher(trainer: Any) -> None:
             "or in that of the launcher",
             file=sys.stderr,
         )
-    raise SystemExit(EXIT_PEER)
+    raise SystemExit(EXIT_AGAIN)
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -20,7 +20,7 @@ from jsonargparse.typing import PositiveFloat
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal, one_line
+from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, exit_on_signal, one_line
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
@@ -230,7 +230,7 @@ class Watchdog(steps.StepCallback):
                 self._end(trainer, f"{signal.Signals(stop).name}, but {reason}", 128 + stop)
             if self.limit_s is not None and now - self._beat_s > self.limit_s:
                 reason = f"no progress for {self.limit_s:g} s (watchdog.limit_s)"
-                self._end(trainer, reason, EXIT_PEER)
+                self._end(trainer, reason, EXIT_AGAIN)
 
     def _end(self, trainer: Trainer, reason: str, code: int) -> None:
         rank, launcher = trainer.global_rank, trainer.strategy.launcher
