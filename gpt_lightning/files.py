@@ -5,6 +5,7 @@ import errno
 import glob
 import hashlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -62,11 +63,11 @@ def new_path(option: str, name: str | None, suffix: str = "") -> Path:
         UserError: The option is missing or an address, its path exists, ends in another suffix, or
             is below a file.
     """
-    if name is not None and "://" in name:
+    if name and "://" in name:
         raise UserError(f"{option} {name} is an address: give a local name, and upload that")
-    if name is None or not name.endswith(suffix) or os.path.lexists(name):
+    if not name or not name.endswith(suffix) or os.path.lexists(name):
         other = " or has another suffix" if suffix else ""
-        wrong = "is missing" if name is None else f"{name} exists{other}"
+        wrong = f"{name} exists{other}" if name else "is missing"
         kind = f"a new file such as new{suffix}" if suffix else "the name of a new file or folder"
         raise UserError(f"{option} {wrong}: give {kind}")
     check_parents(name)
@@ -162,10 +163,8 @@ def lives(pid: int) -> bool:
     """Return whether a process exists."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # it is another user's
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # it is another user's
     return True
 
 
@@ -229,6 +228,11 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(facts: Any, **how: Any) -> str:
+    """Return the SHA-256 of facts as JSON, in hexadecimal; `how` goes to json.dumps."""
+    return hashlib.sha256(json.dumps(facts, **how).encode()).hexdigest()
 
 
 def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:

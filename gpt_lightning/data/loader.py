@@ -77,6 +77,7 @@ def reading(
     )
 
 
+@dataclass(eq=False)
 class TrainBatches(Dataset[Batch]):
     """Micro-batches of one rank in one epoch, by index.
 
@@ -85,11 +86,11 @@ class TrainBatches(Dataset[Batch]):
     is therefore the same for every W.
     """
 
-    def __init__(self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int):
-        self.source, self.epoch = source, epoch
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world = world
+    source: WindowSource
+    epoch: int
+    batch_size: int
+    rank: int
+    world: int
 
     def __getitem__(self, index: int) -> Batch:
         return next(self.in_order(range(index, index + 1), read_tokens=0))
@@ -232,23 +233,22 @@ class EvalLoader:
         yield from self._loader  # workers start at the first batch
 
 
+@dataclass(eq=False)
 class EvalBatches(Dataset[Batch]):
     """Whole split in batches of one shape: each of its n - 1 predictions exactly once.
 
     The last window and the last batch are padded with positions whose target is IGNORE_INDEX.
     """
 
-    def __init__(
-        self, stream: TokenStream, block_size: int, batch_size: int, rank: int = 0, world: int = 1
-    ):
-        self.stream = stream
-        self.block_size = block_size
-        self.batch_size = batch_size
-        self.rank, self.world = rank, world
-        self.n_windows = -(-(len(stream) - 1) // block_size)  # the last one may be short
+    stream: TokenStream
+    block_size: int
+    batch_size: int
+    rank: int = 0
+    world: int = 1
 
     def __len__(self) -> int:
-        return -(-self.n_windows // (self.batch_size * self.world))
+        predictions, rows = len(self.stream) - 1, self.batch_size * self.world
+        return -(-predictions // (self.block_size * rows))  # the last batch may be short
 
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):

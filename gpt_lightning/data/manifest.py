@@ -178,12 +178,12 @@ def _checked(raw: Any) -> Manifest:
 
 def _made(kind: type, raw: Fields) -> Any:
     """Return a dataclass of the values in a JSON object, each of its field's type."""
-    for field in dataclasses.fields(kind):
-        expected: Any = get_origin(field.type) or field.type
-        if not isinstance(raw[field.name], expected):
-            found = f"{field.name} is {raw[field.name]!r}"
-            raise TypeError(f"{found}, expected {expected.__name__}")
-    return kind(**{field.name: raw[field.name] for field in dataclasses.fields(kind)})
+    types: Fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    for name, declared in types.items():
+        expected: Any = get_origin(declared) or declared
+        if not isinstance(raw[name], expected):
+            raise TypeError(f"{name} is {raw[name]!r}, expected {expected.__name__}")
+    return kind(**{name: raw[name] for name in types})
 
 
 # ---- files of other programs ---------------------------------------------------------------------
@@ -257,8 +257,7 @@ def _match(name: str) -> re.Match[str] | None:
 
 
 def _numbered(name: str) -> bool:
-    match = _match(name)
-    return match is not None and bool(match[3])
+    return bool((match := _match(name)) and match[3])
 
 
 def _detected(

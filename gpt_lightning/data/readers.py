@@ -48,15 +48,15 @@ class Reader:
     """
 
     def __init__(self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place):
-        assert settings.block_size is not None
+        assert settings.block_size
         assert settings.seed is not None
         self.datasets = datasets
         self.settings = settings
         self.place = place
-        self.block_size: int = settings.block_size
-        self.batch_size: int = settings.batch_size
-        self.eval_batch_size: int = settings.eval_batch_size or settings.batch_size
-        self.seed: int = settings.seed
+        self.block_size = settings.block_size
+        self.batch_size = settings.batch_size
+        self.eval_batch_size = settings.eval_batch_size or settings.batch_size
+        self.seed = settings.seed
 
     @functools.cached_property
     def train_loader(self) -> "TrainLoader | NanoGPTLoader":
@@ -111,8 +111,7 @@ class Reader:
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each dataset's training shards, where there is one."""
-        stamps = {key: stream.stamp for key, stream in self._streams_by_key().items()}
-        return {key: stamp for key, stamp in stamps.items() if stamp}
+        return {key: s.stamp for key, s in self._streams_by_key().items() if s.stamp}
 
     def check_stamps(self, stamps: dict[str, str]) -> None:
         """Raise a UserError if a training shard was replaced since the stamps were taken."""
@@ -135,17 +134,16 @@ class Reader:
     def eval_loaders(self) -> list[EvalLoader]:
         """Return a loader of the validation split, or of random batches of val and of train."""
         n = self.settings.eval_batches
-        if n is None:
+        if not n:
             return [self.split_loader("val")]
         sizes = {"val": n, "train": self.settings.eval_train_batches or n}
         return [self._loader(self.samples(split), size) for split, size in sizes.items()]
 
     def split_loader(self, split: str) -> EvalLoader:
         """Return a loader that reads every token of a split once."""
-        rank, world = self.place.rank, self.place.world
-        batches = EvalBatches(
-            self.stream(split), self.block_size, self.eval_batch_size, rank, world
-        )
+        place, stream = self.place, self.stream(split)
+        sizes = self.block_size, self.eval_batch_size
+        batches = EvalBatches(stream, *sizes, place.rank, place.world)
         return self._loader(batches, len(batches))
 
     def _loader(self, batches: Dataset[Batch], n_batches: int) -> EvalLoader:
@@ -197,10 +195,10 @@ class NanoGPTLoader:
     def __init__(
         self, streams: dict[str, TokenStream], settings: DataSettings, accumulate: int = 1
     ):
-        assert settings.block_size is not None
+        assert settings.block_size
         self.streams, self.accumulate = streams, accumulate
-        self.block_size: int = settings.block_size
-        self.batch_size: int = settings.batch_size
+        self.block_size = settings.block_size
+        self.batch_size = settings.batch_size
         self.eval_batches = settings.eval_batches or 0
         self.wait_s = 0.0  # waited for batches
         self._generator: torch.Generator | None = None
@@ -240,7 +238,7 @@ class NanoGPTLoader:
         return self._next
 
     def _draw(self, split: str) -> Tensor:
-        if self._generator is None:
+        if not self._generator:
             self._generator = torch.default_generator.clone_state()
         last = len(self.streams[split]) - self.block_size
         return torch.randint(last, (self.batch_size,), generator=self._generator)
@@ -249,7 +247,7 @@ class NanoGPTLoader:
         return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
 
     def state_dict(self) -> Fields:
-        generator = None if self._generator is None else self._generator.get_state()
+        generator = self._generator and self._generator.get_state()
         return {"generator": generator, "next": self._next}
 
     def load_state_dict(self, state: Fields) -> None:
@@ -273,11 +271,12 @@ class NanoGPTLoader:
         }
 
 
+@dataclasses.dataclass(eq=False)
 class NanoGPTEvalBatches(Dataset[Batch]):
     """Batches of one evaluation of a split, by index."""
 
-    def __init__(self, loader: NanoGPTLoader, split: str):
-        self.loader, self.split = loader, split
+    loader: NanoGPTLoader
+    split: str
 
     def __getitem__(self, index: int) -> Batch:
         return self.loader.evaluation_batch(self.split, index)

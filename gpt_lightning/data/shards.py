@@ -3,8 +3,6 @@
 import contextlib
 import errno
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from gpt_lightning.data.formats import ShardError, file_header, mapped
 from gpt_lightning.data.manifest import CHECK_READ, Manifest, Shard, repair_hint
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256
+from gpt_lightning.files import explained, file_sha256, json_digest
 
 OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
 PIECE_TOKENS = 2**21
@@ -167,8 +165,8 @@ class TokenStream:
         self._dtype, self._format = manifest.dtype, manifest.format
         self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]
-        content = json.dumps(vars(manifest), sort_keys=True, default=vars)
-        self.digest = hashlib.sha256(content.encode()).hexdigest()  # the whole dataset's
+        # the whole dataset's
+        self.digest = json_digest(vars(manifest), sort_keys=True, default=vars)
         counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
         self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
         self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
@@ -205,8 +203,7 @@ class TokenStream:
     @functools.cached_property
     def stamp(self) -> str:
         """Digest of the shards' names, sizes, inodes and times as they were opened."""
-        stamps = {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
-        return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+        return json_digest({s.file: stamp(self._folder / s.file) for s in self._shards})
 
     def check_stamp(self, before: str) -> None:
         """Compare the shards with the manifest's digests if their stamp has changed.

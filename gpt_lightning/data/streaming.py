@@ -1,7 +1,5 @@
 """Datasets behind a URL: their manifest, and streams whose shards come through a cache."""
 
-import hashlib
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, remote_datase
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream, open_shard, stamp
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, file_sha256
+from gpt_lightning.files import Fields, file_sha256, json_digest
 from gpt_lightning.remote.attempts import attempts
 from gpt_lightning.remote.cache import CachedFile, FileCache
 from gpt_lightning.remote.files import listed, read_if_there
@@ -69,7 +67,7 @@ class RemoteShards:
             [shard.file, shard.tokens, *(str(entries[shard.file].get(tag)) for tag in TAGS)]
             for shard in manifest.shards()
         ]
-        self.listing_digest = hashlib.sha256(json.dumps(tags).encode()).hexdigest()
+        self.listing_digest = json_digest(tags)
         return manifest
 
     def _heads(self, names: Sequence[str]) -> list[bytes]:
@@ -99,8 +97,7 @@ class RemoteShards:
         url, sha256 = f"{self.url}/{shard.file}", shard.sha256 or lfs.get("sha256")
         tags = (entry.get(tag) for tag in TAGS)
         facts = [url, shard.tokens, *(str(tag) for tag in tags if tag is not None)]
-        name = sha256 or hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        name += Path(shard.file).suffix
+        name = (sha256 or json_digest(facts)) + Path(shard.file).suffix
         return CachedFile(url, name, sha256 or "", size, None if shard.sha256 else exact)
 
 

@@ -43,8 +43,7 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     if shared and not Path(shared).is_dir():
         raise UserError(f"{DATA_VARIABLE} is {shared}, not a folder: correct it or unset it")
     paths = [own, *([Path(shared) / name / FILE_NAME] if shared else [])]
-    local = next((path for path in paths if path.is_file()), None)
-    if local is not None:
+    if local := next(filter(Path.is_file, paths), None):
         with explained("read", local):
             content = local.read_bytes()
         fix = f": it is not {name}; delete it to download it again, or give the path of your text"

@@ -95,6 +95,7 @@ class DatasetWindows:
             self.stream.check_order(self.order)
 
 
+@dataclasses.dataclass(eq=False)
 class Mixture:
     """Several datasets by weight.
 
@@ -116,18 +117,14 @@ class Mixture:
         UserError: A weight is not above 0, or is less than one in a thousand.
     """
 
-    def __init__(
-        self,
-        corpora: dict[str, DatasetWindows],
-        weights: dict[str, float],
-        seed: int,
-        lanes: int = 1,
-    ):
-        self.corpora = corpora
-        self.seed = seed
-        self.lanes = lanes
-        self.block_size = next(iter(corpora.values())).block_size
-        self.quotas = quotas({name: weights[name] for name in corpora})
+    corpora: dict[str, DatasetWindows]
+    weights: dict[str, float]
+    seed: int
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        self.block_size = next(iter(self.corpora.values())).block_size
+        self.quotas = quotas({name: self.weights[name] for name in self.corpora})
 
     @property
     def n_windows(self) -> int:
