@@ -85,7 +85,7 @@ class OneLineParser(ArgumentParser):
         except UserError as error:
             from gpt_lightning.hints import as_typed  # wrong arguments alone need it
 
-            files = [words[i].removeprefix("--config=") for i in config_positions(words)]
+            files = [*config_arguments(words).values()]
             raise UserError(as_typed(str(error), typed_values(words), files)) from error
         for key, typed in typed_values(words).items():
             number = parsed.get(key, parsed.get(f"{parsed.get('subcommand')}.{key}"))
@@ -252,7 +252,7 @@ def program(name: str = "gpt-lightning") -> str:
     directory (`.venv/bin/gpt-lightning`), or `python -m gpt_lightning` where it is not installed.
     """
     ours, found = Path(sys.executable).parent / name, shutil.which(name)
-    if name == "gpt-lightning" and found is None and not ours.exists():
+    if name == "gpt-lightning" and not (found or ours.exists()):
         return f"{shlex.quote(sys.executable)} -m gpt_lightning"
     if not ours.exists() or (found and ours.samefile(found)):
         return name
@@ -363,11 +363,12 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     if "data.tokenizer" in typed and dataset not in ("", "null"):
         raise UserError("--data.tokenizer has no effect with --data.dataset: leave it out")
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
-    for i in (positions := config_positions(args)):
-        path = config_file(args[i].removeprefix("--config="))
+    names = config_arguments(args)
+    for i, name in names.items():
+        path = config_file(name)
         read_config(path, keys)
         overlay = re.match(r"# Overlay of ([^.]+)\.", path.read_text(encoding="utf-8"))
-        if overlay and i == positions[0]:
+        if overlay and i == min(names):
             raise UserError(
                 f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
                 f"--config RUN --config {path}"
@@ -376,13 +377,13 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     return resolved
 
 
-def config_positions(args: list[str]) -> list[int]:
-    """Return the indices of arguments with a value of --config or -c."""
-    return [
-        i
+def config_arguments(args: list[str]) -> dict[int, str]:
+    """Return the values of --config or -c, by the indices of their arguments."""
+    return {
+        i: arg.removeprefix("--config=")
         for i, arg in enumerate(args)
         if arg.startswith("--config=") or (i > 0 and args[i - 1] in ("--config", "-c"))
-    ]
+    }
 
 
 class UniqueKeyLoader(yaml.SafeLoader):

@@ -45,7 +45,7 @@ def check_options(args: list[str]) -> None:
     for arg, following in zip_longest(args, args[1:]):
         key, equals, value = arg.removeprefix("--").partition("=")
         row = REMOVED.get(key) if arg.startswith("--") else None
-        if row is not None and row.get("value") in (None, value if equals else following):
+        if row and row.get("value") in (None, value if equals else following):
             raise UserError(f"{arg}: {row['fix']}")
 
 
