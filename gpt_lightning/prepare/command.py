@@ -63,7 +63,7 @@ def prepare(
         folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # unfinished work
     target = Target(folder, overwrite, address)
     manifest, made = _prepare(sources, Path(data_dir), target, chosen)
-    if manifest is None:
+    if not manifest:
         return
     if not made:
         print(f"{target.name} is already prepared from this text with these settings")
@@ -81,7 +81,7 @@ def prepare_source(
     settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
     manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings)
-    assert manifest is not None  # None is for one job of an array
+    assert manifest  # None is for one job of an array
     return manifest
 
 

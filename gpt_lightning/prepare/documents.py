@@ -227,7 +227,7 @@ def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
         yield from (line + b"\n" for line in lines)
         rest = frame.unused_data if frame.eof else b""
         frame = None if frame.eof else frame
-    if frame is not None:
+    if frame:
         raise EOFError("the file ends within a frame")
     yield from filter(None, [held])
 

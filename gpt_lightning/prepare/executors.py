@@ -71,7 +71,7 @@ def _begin_worker() -> None:
     """Make this worker end with its parent, also if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: end without a traceback
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
@@ -92,7 +92,7 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
         task = ray.remote(num_cpus=1, max_retries=3)(_caught).options(name="gpt_lightning.prepare")
         futures = {task.remote(function, unit).future(): unit for unit in units}
         for unit, (result, mistake) in _completed(futures):
-            if mistake is not None:
+            if mistake:
                 raise UserError(mistake)
             yield unit, result
     except UserError:

@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import hashlib
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, workspace
+from gpt_lightning.files import explained, file_sha256, json_digest, workspace
 
 Kind = Literal["text", "jsonl", "parquet"]
 KINDS: dict[str, Kind] = {
@@ -149,7 +148,7 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
 def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
     """Return a digest of the inputs' names and sizes, and of their stamps with `times`."""
     entries = [[entry.name, entry.size, entry.stamp][: 2 + times] for entry in inputs]
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return json_digest(entries)
 
 
 # ---- on this machine -----------------------------------------------------------------------------
@@ -157,8 +156,7 @@ def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
 
 def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     """Return the inputs of files, folders and globs, named by their place in the common folder."""
-    bases: list[Path] = []
-    paths: list[Path] = []
+    bases, paths = [], []
     for source in sources:
         root = Path(source)
         if root.is_dir():
@@ -183,7 +181,7 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     for path in sorted(paths, key=lambda path: (len(path.parts), path)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind = kind_of(name)
-        if kind is None or not path.is_file() or not _is_lines(path):  # or a link to nowhere
+        if not kind or not path.is_file() or not _is_lines(path):  # or a link to nowhere
             skipped.append(name)
             continue
         stat, real = path.stat(), str(path.resolve())
@@ -208,16 +206,14 @@ def _matches(pattern: str) -> dict[Path, list[Path]]:
     matches: dict[Path, list[Path]] = {}
     for path in itertools.chain(*map(_walk, filter(Path.is_dir, map(Path, sorted(tops))))):
         fitting = (place for place in (*reversed(path.parents), path) if fits(str(place)))
-        if (first := next(fitting, None)) is not None:
+        if first := next(fitting, None):
             matches.setdefault(first, []).append(path)
     return matches
 
 
 def _walk(root: Path) -> list[Path]:
     """Return the files in a folder, below it and below links to folders, each folder once."""
-    files: list[Path] = []
-    seen: set[str] = set()
-    tops = [root]
+    files, seen, tops = [], set(), [root]
     for top in tops:  # which grows by links
         with explained("read", top, "check its permissions"):
             for place, folders, names in os.walk(top, onerror=_raise_lost):
@@ -388,7 +384,7 @@ def spooled(source: str, out: Path) -> Iterator[Input]:
             shutil.copyfileobj(content, file, 2**20)
         if entry:
             check_unchanged(entry)
-        kind: Kind = "jsonl" if entry is None and begins_with_object(path) else "text"
+        kind: Kind = "jsonl" if not entry and begins_with_object(path) else "text"
         facts = path.stat().st_size, file_sha256(path)
         try:
             yield Input(str(path), source_name(source), kind, "", *facts)

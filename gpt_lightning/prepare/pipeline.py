@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt_lightning.data.formats import capacity, extras, file_header, file_name
-from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.manifest import SPLITS, Manifest, Shard, TextOrigin
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
+from gpt_lightning.files import explained, file_sha256, json_digest, replacement, write_atomic
 from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
-from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
+from gpt_lightning.prepare.settings import MIN_TOKENS, Settings, exact, split_borders
 from gpt_lightning.prepare.target import INPUTS, Made, Target
 from gpt_lightning.prepare.units import (
     Job,
@@ -38,7 +38,6 @@ from gpt_lightning.prepare.units import (
     Record,
     Unit,
     content_of,
-    digest,
     plan_units,
     run_unit,
 )
@@ -63,7 +62,7 @@ def prepare_documents(
     check_main_guard()
     chosen = settings.tokenizer
     tokenizer = None if chosen == "char" else settings.build_tokenizer()
-    if tokenizer is None or tokenizer.eot_token is None:
+    if not tokenizer or tokenizer.eot_token is None:
         fix = "use the tokenizer gpt2, or give one text file"
         raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
@@ -74,7 +73,7 @@ def prepare_documents(
     target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
     target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
     target = dataclasses.replace(target, has_contents=partial(_has_contents, inputs, settings))
-    if settings.shard_index is not None and target.existing() is None:
+    if settings.shard_index is not None and not target.existing():
         units = plan_units(inputs, settings.text_field)
         _make_units(job, units[settings.shard_index :: settings.shard_count])
         print(f"this job is done; parts are missing of: {_missing(job, units) or '-'}", flush=True)
@@ -93,7 +92,7 @@ def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, 
     print("the inputs' times changed: comparing their contents", flush=True)
     units = plan_units(inputs, settings.text_field)
     found = dict(run_all(partial(content_of, settings), units, settings))
-    return facts.get("contents") == digest([(unit.key, found[unit]) for unit in units], 64)
+    return facts.get("contents") == json_digest([(unit.key, found[unit]) for unit in units])
 
 
 # ---- units ---------------------------------------------------------------------------------------
@@ -102,7 +101,7 @@ def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, 
 def _missing(job: Job, units: Sequence[Unit]) -> str:
     """Return the jobs of an array whose units are missing; "" if all are finished."""
     count = job.settings.shard_count or len(units)
-    jobs = sorted({unit.index % count for unit in units if job.record(unit) is None})
+    jobs = sorted({unit.index % count for unit in units if not job.record(unit)})
     return "shard_index " * bool(jobs) + ", ".join(map(str, jobs))
 
 
@@ -147,7 +146,7 @@ def _make(
     for left in (folder / "new").glob(".*.tmp.*"):  # a killed process left them
         left.unlink()
     splits = _write_shards(assembly)
-    contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)
+    contents = json_digest([(unit.key, record.content) for unit, record in records.items()])
     sizes = fingerprint(inputs, times=False)
     facts = {"inputs": target.wanted["inputs"], "sizes": sizes, "contents": contents}
     write_atomic(folder / "new" / INPUTS, json.dumps(facts).encode() + b"\n")
@@ -166,7 +165,7 @@ def _shards_folder(job: Job, records: dict[Unit, Record]) -> Path:
     """Make the folder of the shards of these units and settings; delete those of others."""
     facts = [[unit.key, record.content, record.errors] for unit, record in records.items()]
     settings = job.settings.of_documents() | {"errors": None, "format": job.settings.format}
-    folder = job.folder / f"shards-{digest([facts, settings], 16)}"
+    folder = job.folder / f"shards-{json_digest([facts, settings])[:16]}"
     for other in job.folder.glob("shards-*"):
         if other != folder:
             shutil.rmtree(other)

@@ -19,7 +19,6 @@ from gpt_lightning.parsing import Seed, checked
 SplitBy = Literal["hash", "fraction"]
 Errors = Literal["strict", "skip", "replace"]
 
-SPLITS = ("train", "val", "test")
 MIN_TOKENS = 2  # one to read and one to predict
 
 

@@ -117,16 +117,16 @@ class Target:
         there, out = self.existing(), self.out.resolve()
         lock = out.with_name(f".{out.name}.lock")
         waiting = f"{out} is being prepared by another process: waiting for it"
-        if there is None or lock.exists():  # or one was killed at its end
+        if not there or lock.exists():  # or one was killed at its end
             with explained("write", self.out):
                 out.parent.mkdir(parents=True, exist_ok=True)
                 with locked(lock, partial(print, waiting, flush=True)):
                     temporary_path(out)  # deletes what killed processes have left
                     there = self.existing()  # the process that held the lock may have made it
-                    if there is None and self.address:  # fail before the work begins
+                    if not there and self.address:  # fail before the work begins
                         _remote().upload(b"probe", f"{self.address}/.probe")
                         _remote().delete(f"{self.address}/.probe")
-                    if there is None:
+                    if not there:
                         return make()
         return there, False
 
@@ -142,7 +142,7 @@ class Target:
             self._upload({path.name: path for path in (folder / "new").iterdir()})
         elif not move_into_place(folder, self.out.resolve(), self.overwrite):
             there = replace(self, overwrite=False).existing()
-            assert there is not None
+            assert there
             return there, False
         return manifest, True
 

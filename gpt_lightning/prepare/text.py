@@ -177,7 +177,7 @@ def prepare_one_text(source: Path, name: str, target: Target, settings: Settings
         "split_by": settings.split_by == "hash",
         "errors skip": settings.errors == "skip",
         "shuffle": settings.shuffle is not None,
-        "shard_count": settings.shard_count is not None,
+        "shard_count": settings.shard_count,
         "merge": settings.merge,
         "executor": settings.executor != "process",
     }

@@ -24,7 +24,7 @@ import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import json_digest, write_atomic
 from gpt_lightning.prepare.documents import Documents, column_sizes
 from gpt_lightning.prepare.inputs import Input, check_unchanged
 from gpt_lightning.prepare.settings import Settings
@@ -60,17 +60,12 @@ class Unit:
     @functools.cached_property
     def key(self) -> str:
         """Digest of the files' names and the place in them."""
-        return digest([[entry.name for entry in self.files], self.start], 16)
+        return json_digest([[entry.name for entry in self.files], self.start])[:16]
 
     @functools.cached_property
     def stamp(self) -> str:
         """Digest of the files' sizes and stamps."""
-        return digest([[entry.size, entry.stamp] for entry in self.files], 16)
-
-
-def digest(facts: Any, length: int) -> str:
-    """Return the first characters of the SHA-256 of facts as JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:length]
+        return json_digest([[entry.size, entry.stamp] for entry in self.files])[:16]
 
 
 def plan_units(
@@ -142,14 +137,17 @@ class Piece:
     tokens: int
     checksum: int
 
+    def _content(self, suffix: str) -> bytes:
+        path = self.path.with_suffix(suffix)
+        return path.read_bytes() if path.exists() else b""
+
     def table(self) -> np.ndarray:
         """Return the table of the documents, ROW (documents,); `read` checks it.
 
         Raises:
             UserError: The table is damaged or missing.
         """
-        path = self.path.with_suffix(".documents")
-        content = path.read_bytes() if path.exists() else b""
+        content = self._content(".documents")
         is_whole = len(content) == self.documents * ROW.itemsize
         table = np.frombuffer(content if is_whole else b"", ROW)
         if table["tokens"].sum() != self.tokens:
@@ -162,8 +160,7 @@ class Piece:
         Raises:
             UserError: The files are damaged or missing.
         """
-        path = self.path.with_suffix(".tokens")
-        content = path.read_bytes() if path.exists() else b""
+        content = self._content(".tokens")
         if zlib.crc32(content, zlib.crc32(table.tobytes())) != self.checksum:
             raise self.damaged()
         return np.frombuffer(content, dtype)
@@ -215,7 +212,7 @@ class Job:
     def below(cls, root: Path, settings: Settings) -> "Job":
         """Return the job whose files are in a folder of all work."""
         facts = WORK_VERSION, settings.tokenizer_name, settings.text_field
-        return cls(root / digest(facts, 12), settings)
+        return cls(root / json_digest(facts)[:12], settings)
 
     def record_path(self, unit: Unit) -> Path:
         """Return the path of a unit's record."""
@@ -276,10 +273,10 @@ def run_unit(job: Job, unit: Unit) -> Record:
     pieces: list[list[int]] = []
     for table, tokens in _pieces(reader, unit, settings.build_tokenizer()):
         path = job.piece_path(unit, len(pieces))
-        contents = {".documents": table.tobytes(), ".tokens": tokens.tobytes()}
-        for suffix, content in contents.items():
+        checksum = 0
+        for suffix, content in (".documents", table.tobytes()), (".tokens", tokens.tobytes()):
             write_atomic(path.with_suffix(suffix), content)
-        checksum = zlib.crc32(contents[".tokens"], zlib.crc32(contents[".documents"]))
+            checksum = zlib.crc32(content, checksum)
         pieces.append([len(table), len(tokens), checksum])
     errors = settings.errors if reader.skipped or reader.replaced else CLEAN
     record = Record(unit.stamp, reader.content, errors, reader.skipped, reader.replaced, pieces)
@@ -291,9 +288,7 @@ def _pieces(
     reader: Documents, unit: Unit, tokenizer: Tokenizer
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield table and tokens of each piece."""
-    documents: list[np.ndarray] = []
-    rows: list[tuple[int, int, bytes]] = []
-    held = 0
+    documents, rows, held = [], [], 0
     for text, tokens in _tokenized(reader, unit, tokenizer):
         documents.append(tokens)
         rows.append((len(tokens), len(text), hashlib.sha256(text).digest()))
