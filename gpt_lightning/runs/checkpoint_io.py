@@ -111,7 +111,7 @@ class Saver:
             UserError: This checkpoint, or the previous one, cannot be written.
         """
         self.wait()
-        if self._copy is None:
+        if not self._copy:
             self._write(checkpoint, path)
         else:
             self.is_prepared = True
@@ -124,7 +124,7 @@ class Saver:
             checkpoint: Dict with the tensors of the first checkpoint.
         """
         self.is_prepared = True
-        if self._copy is not None:
+        if self._copy:
             self.work = self._thread.submit(self._copy, checkpoint)
 
     def wait(self) -> None:
@@ -133,18 +133,18 @@ class Saver:
         Raises:
             UserError: The last checkpoint could not be written.
         """
-        if self.work is not None:
+        if self.work:
             wait([self.work])
             self.check()
 
     def check(self) -> None:
         """Raise the error of the last save, if that save has failed; never wait."""
-        if self.work is not None and self.work.done():
+        if self.work and self.work.done():
             done, self.work = self.work, None
             done.result()
 
     def _write(self, checkpoint: Fields, path: Path) -> None:
-        if self._copy is not None:
+        if self._copy:
             self._check(checkpoint, path)
         write_durable_checkpoint(checkpoint, path)
         folders.check_digest(path)
@@ -229,7 +229,7 @@ def sweep_shards(folder: Path) -> None:
 
 def non_finite(step: int, folder: Path | None) -> UserError:
     """Return the error for a state that is not saved in a folder of checkpoints."""
-    older = [] if folder is None else folders.saved_checkpoints(folder)
+    older = folders.saved_checkpoints(folder) if folder else []
     again = f"continue from step {older[0].step} with --resume auto" if older else "begin again"
     return UserError(
         f"the weights or the optimizer's state are not finite after step {step}, which is not "

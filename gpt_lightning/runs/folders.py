@@ -97,7 +97,7 @@ def saved_checkpoints(folder: Path, suffix: str = "") -> list[Saved]:
 def sort_saved(paths: Iterable[Path], suffix: str = "") -> list[Saved]:
     """Return the paths that are named as checkpoints, the highest step first."""
     found = [
-        Saved(path, int(match[1]), None if match[2] is None else float(match[2]))
+        Saved(path, int(match[1]), float(match[2]) if match[2] else None)
         for path in paths
         if (match := NAME.fullmatch(path.name.removesuffix(suffix)))
     ]
@@ -134,7 +134,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
     """
     if path.exists() and not path.is_dir():
         return path
-    if (run := choose_run(path, RunPaths.saved)) is not None:
+    if run := choose_run(path, RunPaths.saved):
         saved = run.saved()
         return (saved[0] if last else best_of(saved)).path
     problem = "has no checkpoints/*.ckpt" if path.exists() else "does not exist"
@@ -205,7 +205,7 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
         run_id = {"run_id": uuid.uuid4().hex}
         files.write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
         try:
-            free = claim is None or claim(folder)
+            free = not claim or claim(folder)
         finally:
             if not free:
                 shutil.rmtree(folder)

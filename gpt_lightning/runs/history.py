@@ -121,7 +121,7 @@ def find_run(address: str) -> Path:
         UserError: There is no run with logged metrics.
     """
     found = choose_run(Path(address), lambda run: run.metrics.exists()) if address else None
-    if found is None:
+    if not found:
         raise UserError(f"{address!r} has no {NAMES.metrics}: give a run, lightning_logs/NAME")
     return found.run
 

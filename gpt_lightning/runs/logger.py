@@ -70,8 +70,8 @@ class RunLogger(Logger):
         self.rows = 0
         self._kind, self._claim = kind, claim
         self.on_sync: Callable[[], None] = lambda: None
-        self._is_new = folder is None
-        if folder is not None:
+        self._is_new = not folder
+        if folder:
             self.folder = folder
             if resume_step is not None:
                 RunPaths(folder).check()  # nothing is changed yet
@@ -197,7 +197,7 @@ class RunEvents(TensorBoardLogger):
     @property
     def experiment(self) -> Any:
         writer, resumed, self._resumed = super().experiment, self._resumed, None
-        if resumed is not None and is_rank_zero():
+        if resumed and is_rank_zero():
             # the writer makes TensorBoard drop all points with an x above the resumed step
             for line in rows_until(RunPaths(self._run.folder).metrics, *resumed):
                 self._write_over_tokens(json.loads(line))

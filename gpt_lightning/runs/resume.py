@@ -52,7 +52,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     if path.exists() and not path.is_dir():
         check_digest(path)
         found_run = RunPaths.of_checkpoint(path.resolve())
-        if found_run is None:
+        if not found_run:
             raise UserError(
                 f"--resume {path} is in no run's folder checkpoints/: begin a run with --resume "
                 f"never --ckpt_path {path}"
@@ -62,7 +62,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     # the newest training run version_N, or the folder itself
     run = next((run for run in run_folders(path)[1:] if RunPaths(run).checkpoints.is_dir()), path)
     found = newest_checkpoint(run)
-    if found is not None:
+    if found:
         return found, run
     if not auto:
         raise UserError(f"--resume {path}: no whole checkpoint there; give a run folder, or auto")
@@ -81,7 +81,7 @@ def newest_checkpoint(run: Path) -> Path | None:
     Raises:
         UserError: All checkpoints are damaged or of another run.
     """
-    skipped: list[UserError] = []
+    skipped = []
     run_id(run)  # raises for a damaged run.json
     for saved in RunPaths(run).saved():
         try:
@@ -110,7 +110,7 @@ def check_run(path: Path, run: Path) -> None:
     """
     theirs, ours = read_checkpoint(path, check=False).record.run_id, run_id(run)
     if theirs != ours:
-        why = f"{RunPaths(run).identity} is missing" if ours is None else f"not {ours}"
+        why = f"not {ours}" if ours else f"{RunPaths(run).identity} is missing"
         raise UserError(
             f"{path} is a checkpoint of run {theirs}, {why}: begin a run with --resume never "
             f"--ckpt_path {path}"
@@ -136,7 +136,7 @@ def check(
         UserError: A setting differs; the message has both values.
     """
     a, b = theirs.tokenizer, ours.tokenizer  # None: a run without a TokenDataModule
-    if a is not None and b is not None and a != b:
+    if a and b and a != b:
         raise UserError(
             f"the checkpoint was trained on other tokens than those of {address} "
             f"({difference(a, b)}): use its own data, or the text with its tokens, `gpt-lightning "

@@ -95,7 +95,7 @@ class Settings:
                 f"model.learning_rate {self.learning_rate}: lower it, or set it to null"
             )
         lora = self.lora_alpha, self.lora_targets
-        if self.lora_rank is None and lora != (16.0, ("c_attn",)):
+        if not self.lora_rank and lora != (16.0, ("c_attn",)):
             raise UserError(
                 "model.lora_alpha and lora_targets need model.lora_rank: set it, or leave them out"
             )

@@ -48,7 +48,7 @@ from gpt_lightning.runs.folders import ASIDE, SHARDS, SIDECAR, sidecar
 
 def check_package() -> None:
     """Raise a UserError if safetensors, an optional package, is missing."""
-    if find_spec("safetensors") is None:
+    if not find_spec("safetensors"):
         raise UserError("checkpoints in shards need safetensors: pip install safetensors")
 
 
@@ -80,9 +80,9 @@ def write_shards(
         UserError: A rank cannot write its file, or rank 0 does not see it.
     """
     check_package()
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     names: dict[int, str] = {}
-    tied: dict[str, str] = {}
+    tied = {}
 
     def take(own: str, value: Any) -> Any:
         if not chosen(own, value):
@@ -163,7 +163,7 @@ def read_shards(
             f"{'missing' if differ in files else 'not of them'}: copy its folder {folder.name} to "
             f"{folder.parent} again"
         )
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
 
     def fill(own: str, value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_meta):

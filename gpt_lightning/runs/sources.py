@@ -28,7 +28,7 @@ from gpt_lightning.model.weights import (
     read_nanogpt,
 )
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
-from gpt_lightning.runs.folders import NAME, RunPaths, find_checkpoint
+from gpt_lightning.runs.folders import RunPaths, find_checkpoint, sort_saved
 
 GPT2_VOCABULARIES = (50257, 50304)  # published files, and padded to a multiple of 64
 
@@ -63,14 +63,14 @@ def read_source(
     checkpoint = Checkpoint.of(content, path)
     found = of_checkpoint(checkpoint, path)
     theirs = checkpoint.record.network
-    if theirs is not None and gpt_for:
+    if theirs and gpt_for:
         raise UserError(
             f"{source} has the weights of a network of its own, {theirs['class_path']}: {gpt_for} "
             "takes those of a GPT alone"
         )
-    if theirs is not None and network is None:
+    if theirs and not network:
         network = network_of_run(path)
-        if network is None or network.record() != theirs:
+        if not network or network.record() != theirs:
             raise missing_network(str(source), theirs)
     return dataclasses.replace(found, network=network)
 
@@ -93,7 +93,7 @@ def network_of_run(checkpoint: Path) -> Network | None:
     None if there is none, and in a copy of a run or a run of another user.
     """
     run = RunPaths.of_checkpoint(checkpoint)
-    note = None if run is None else note_of_run(run.run)
+    note = note_of_run(run.run) if run else None
     return Network.of(yaml.safe_load(note.read_bytes())) if note and note.is_file() else None
 
 
@@ -125,24 +125,23 @@ def with_tokenizer(found: Pretrained, meta_files: list[Path]) -> Pretrained:
     Raises:
         UserError: A vocabulary of characters is damaged, or would run code.
     """
-    if found.tokenizer is not None:
+    if found.tokenizer:
         return found
     fits = found.shape()["vocab_size"] in GPT2_VOCABULARIES
     path = Path(found.source)
     folder = path if path.is_dir() else path.parent
     known = found.source in SIZES or huggingface.has_gpt2_tokens(folder)
     spec = {"name": "gpt2"} if fits and known else None
-    for meta in [] if spec else meta_files:
-        if meta.exists():
-            spec = {"name": "char", "characters": read_meta(meta)}
-            break
+    meta = next(filter(Path.exists, meta_files), None)
+    if not spec and meta:
+        spec = {"name": "char", "characters": read_meta(meta)}
     return dataclasses.replace(found, tokenizer=spec)
 
 
 def of_checkpoint(checkpoint: Checkpoint, path: Path) -> Pretrained:
     """Return the weights of a checkpoint of this program."""
-    record, name = checkpoint.record, NAME.fullmatch(path.name)
-    loss = None if name is None or name[2] is None else float(name[2])
+    record = checkpoint.record
+    loss = next((saved.loss for saved in sort_saved([path])), None)
     figures = {"step": checkpoint.step, "tokens": checkpoint.tokens, "val_loss": loss}
     known = {key: value for key, value in figures.items() if value is not None}
     weights = checkpoint.weights
@@ -203,7 +202,7 @@ def tokenizer_of(found: Pretrained) -> Tokenizer:
     Raises:
         UserError: The source names none, or one with more tokens than the model has.
     """
-    if found.tokenizer is None:
+    if not found.tokenizer:
         raise UserError(
             f"{found.source} names no tokenizer: for a checkpoint of nanoGPT put its dataset's "
             "meta.pkl beside it; a model of fit needs one that was trained on data.dataset"
@@ -234,11 +233,11 @@ def initial_weights(
     Raises:
         UserError: As `read_source`, or the shapes or the tokens differ.
     """
-    if network is None and source in SIZES:  # fails before a download of gigabytes
+    if not network and source in SIZES:  # fails before a download of gigabytes
         check_shape(source, config, {key: getattr(SIZES[source], key) for key in SHAPE_KEYS})
-    found = read_source(source, network, "model.init_from" if network is None else "")
+    found = read_source(source, network, "" if network else "model.init_from")
     check_tokens(found, tokenizer)
-    return found.state_dict(config) if network is None else found.weights
+    return found.weights if network else found.state_dict(config)
 
 
 def check_tokens(found: Pretrained, tokenizer: Fields | None) -> None:
