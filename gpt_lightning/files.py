@@ -284,7 +284,7 @@ def locked(
     a new file. A file system without locks gives one warning, and the work continues without one.
 
     Args:
-        path: Lock file; it is made if need be.
+        path: Lock file; it and its folder are made if need be.
         on_wait: Function to call before waiting for another holder; it may raise instead.
         poll_s: Seconds between two looks at the lock of another holder.
 
@@ -294,6 +294,7 @@ def locked(
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, fallback_to_soft=False, poll_interval=poll_s)
+    path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT))  # filelock waits for ever where it cannot
     try:
         try:

@@ -348,11 +348,9 @@ def find_file(task: str, folder: str | None) -> Path:
         from gpt_lightning.remote.files import fetch_file  # not for files that are there
 
         print(f"fetching {address} to {path}", flush=True)
-        with explained("write", path):
-            cache.mkdir(parents=True, exist_ok=True)
-            with locked(cache / f".{path.name}.lock"):
-                if not path.exists():  # another rank may have fetched it
-                    fetch_file(url, path, FILES[task]["sha256"])
+        with explained("write", path), locked(cache / f".{path.name}.lock"):
+            if not path.exists():  # another rank may have fetched it
+                fetch_file(url, path, FILES[task]["sha256"])
     except UserError as error:
         raise UserError(
             f"{task} needs {' or '.join(names)} in {place} ({error.__cause__ or error}): get it "

@@ -90,7 +90,7 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
 def read_rates(path: Path) -> dict[str, float]:
     """Return FLOP/s by key; empty if there is no usable file."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        rates = json.loads(path.read_text(encoding="utf-8"))
+        rates = json.loads(path.read_bytes())
         if all(0 < rate < math.inf for rate in rates.values()):
             return rates
     return {}

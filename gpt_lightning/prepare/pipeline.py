@@ -274,7 +274,7 @@ class Assembly:
             table = piece.table()
             splits = self._split_numbers(index, table)
             blocks = self._buckets(self._keys(index)) if shuffled else np.full(len(table), index)
-            np.add.at(self.sizes, (splits, blocks), table["tokens"].astype(np.int64))
+            np.add.at(self.sizes, (splits, blocks), table["tokens"])
             self.documents += np.bincount(splits, minlength=len(SPLITS))
             self.text_bytes += int(table["bytes"].sum())
             digest.update(table["sha256"].tobytes())
@@ -293,7 +293,7 @@ class Assembly:
             val, test = exact(settings.val_fraction), exact(settings.test_fraction)
             first, second = (np.uint64(int(share * 2**64)) for share in (val, val + test))
             return np.where(hashes < first, 1, np.where(hashes < second, 2, 0))
-        lengths = table["tokens"].astype(np.int64)
+        lengths = table["tokens"]
         starts = self._before[index, 1] + np.cumsum(lengths) - lengths
         borders = [first for first, _ in self.splits.values()]
         numbers = np.array([SPLITS.index(split) for split in self.splits])
@@ -353,7 +353,7 @@ class Assembly:
         table = piece.table()
         tokens = piece.read(table, self.dtype)
         own = self._split_numbers(block, table) == split
-        return tokens[np.repeat(own, table["tokens"].astype(np.int64))]
+        return tokens[np.repeat(own, table["tokens"])]
 
     # ---- the shuffle -----------------------------------------------------------------------------
 

@@ -118,16 +118,15 @@ class Target:
         lock = out.with_name(f".{out.name}.lock")
         waiting = f"{out} is being prepared by another process: waiting for it"
         if not there or lock.exists():  # or one was killed at its end
-            with explained("write", self.out):
-                out.parent.mkdir(parents=True, exist_ok=True)
-                with locked(lock, partial(print, waiting, flush=True)):
-                    temporary_path(out)  # deletes what killed processes have left
-                    there = self.existing()  # the process that held the lock may have made it
-                    if not there and self.address:  # fail before the work begins
-                        _remote().upload(b"probe", f"{self.address}/.probe")
-                        _remote().delete(f"{self.address}/.probe")
-                    if not there:
-                        return make()
+            on_wait = partial(print, waiting, flush=True)
+            with explained("write", self.out), locked(lock, on_wait):
+                temporary_path(out)  # deletes what killed processes have left
+                there = self.existing()  # the process that held the lock may have made it
+                if not there and self.address:  # fail before the work begins
+                    _remote().upload(b"probe", f"{self.address}/.probe")
+                    _remote().delete(f"{self.address}/.probe")
+                if not there:
+                    return make()
         return there, False
 
     def deliver(self, folder: Path, manifest: Manifest) -> Made:

@@ -36,7 +36,7 @@ PIECE_DOCUMENTS = 2**16
 WORK_VERSION = 4  # version of a unit's files
 CLEAN = "clean"
 # row of a piece's table: tokens with the end-of-text token, bytes and SHA-256 of the text in UTF-8
-ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("sha256", "S32")])
+ROW = np.dtype([("tokens", "<i8"), ("bytes", "<i8"), ("sha256", "S32")])
 
 
 @dataclass(frozen=True)

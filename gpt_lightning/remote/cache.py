@@ -136,10 +136,9 @@ class FileCache:
     @contextlib.contextmanager
     def _fetching(self, path: Path) -> Iterator[None]:
         """Let no other thread or process fetch a file."""
-        with explained("write", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / f".{path.name}.lock"):
-                yield
+        lock = locked(self.folder / f".{path.name}.lock")
+        with explained("write", self.folder), lock:
+            yield
 
     def _fetch(self, file: CachedFile) -> None:
         path, digest = self.path(file), self.digest(file)

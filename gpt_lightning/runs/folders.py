@@ -179,7 +179,7 @@ def run_id(run: Path) -> str | None:
         return None
     try:
         files.check_regular(path, "it is a run's identity")
-        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
+        return str(json.loads(path.read_bytes())["run_id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({reason_of(error)}): restore it, or begin a new run with "

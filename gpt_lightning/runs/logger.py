@@ -307,10 +307,8 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
         return
     root = str(logger.root_dir)
     if "://" not in root:
-        with explained("write to", root):
-            Path(root).mkdir(parents=True, exist_ok=True)
-            with locked(Path(root) / ".version.lock"):
-                Path(str(logger.log_dir)).mkdir(parents=True, exist_ok=True)
+        with explained("write to", root), locked(Path(root) / ".version.lock"):
+            Path(str(logger.log_dir)).mkdir(parents=True, exist_ok=True)
     path = Path(str(logger.log_dir)) / "metrics.csv"
     if isinstance(logger, CSVLogger) and path.exists():
         raise UserError(

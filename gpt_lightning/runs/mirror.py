@@ -205,7 +205,6 @@ def restore(folder: str, runs: Path) -> None:
             continue  # its run ended before its first step
         own = [run.name for run in folders.run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
         if folders.newest_versions([*own, name])[0] == name:
-            runs.mkdir(parents=True, exist_ok=True)
             with locked(runs / f".{name}.fetch.lock"):  # ranks of one machine share the folder
                 restore_run(mirror, runs / name)
         return
@@ -266,7 +265,6 @@ def fetch_checkpoint(url: str) -> Path:
             name = folders.best_of(saved).path.name
             cache = platformdirs.user_cache_path("gpt-lightning") / CHECKPOINTS
             path = cache / digests[name][:16] / name
-            path.parent.mkdir(parents=True, exist_ok=True)
             with locked(path.with_name(".lock")):
                 if not is_whole(path):
                     mirror.fetch(name, digests[name], path)

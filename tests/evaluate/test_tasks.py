@@ -351,6 +351,7 @@ def test_two_ranks_download_a_file_once(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def locked(lock):
+        path.parent.mkdir()
         path.write_text("{}")
         yield
 
