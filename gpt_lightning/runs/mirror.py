@@ -14,18 +14,8 @@ from pathlib import Path
 
 from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import explained, locked, write_atomic
+from gpt_lightning.remote import files as remote
 from gpt_lightning.remote.attempts import DamageError, on_file_system
-from gpt_lightning.remote.files import (
-    create,
-    delete,
-    fetch_file,
-    is_local,
-    listed,
-    protocols,
-    read,
-    rename,
-    upload,
-)
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.folders import SIDECAR, RunPaths, Saved, saved_checkpoints, sort_saved
 
@@ -66,22 +56,22 @@ class Mirror:
             )
         self.claim(run)
         self.check_run(run)
-        upload(b"", f"{self.url}/{BEGUN}")
+        remote.upload(b"", f"{self.url}/{BEGUN}")
         digests = self.digests()
-        for name in listed(self.checkpoints):  # uploads that were interrupted
+        for name in remote.listed(self.checkpoints):  # uploads that were interrupted
             if ".tmp." in name or (name.endswith(".ckpt") and name not in digests):
-                delete(f"{self.checkpoints}/{name}")
+                remote.delete(f"{self.checkpoints}/{name}")
 
     def claim(self, run: Path) -> bool:
         """Upload run.json unless there is one; return whether the copy is of this run."""
-        return create(f"{self.url}/{RUN_FILE}", (run / RUN_FILE).read_bytes())
+        return remote.create(f"{self.url}/{RUN_FILE}", (run / RUN_FILE).read_bytes())
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoints of later steps, as in the run folder."""
         for saved in sort_saved(map(Path, self.digests())):
             if saved.step > step:
                 for name in (saved.path.name + SIDECAR, saved.path.name):
-                    rename(f"{self.checkpoints}/{name}", ".old")
+                    remote.rename(f"{self.checkpoints}/{name}", ".old")
 
     def sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         """Upload what is new in a run folder, then delete checkpoints that are no longer kept.
@@ -96,7 +86,7 @@ class Mirror:
         try:
             for name in RUN_FILES:
                 if (run / name).exists():
-                    upload((run / name).read_bytes(), f"{self.url}/{name}")
+                    remote.upload((run / name).read_bytes(), f"{self.url}/{name}")
             here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
             there = self.digests()
             keep = kept(sort_saved(map(Path, here | there)))
@@ -108,12 +98,12 @@ class Mirror:
                         f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
                     )
                 if name in keep and digest and there.get(name) != digest:
-                    upload(path, f"{self.checkpoints}/{name}", digest)
+                    remote.upload(path, f"{self.checkpoints}/{name}", digest)
                     line = f"{digest}  {name}\n".encode("ascii")
-                    upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
+                    remote.upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
             for name in there.keys() - keep:
                 for file in (f"{name}{SIDECAR}", name):  # nobody reads the second without the first
-                    delete(f"{self.checkpoints}/{file}")
+                    remote.delete(f"{self.checkpoints}/{file}")
         except (UserError, OSError) as error:
             self.failure = str(error)
 
@@ -121,13 +111,14 @@ class Mirror:
 
     def digests(self) -> dict[str, str]:
         """Return the digests of the complete checkpoints by name, the newest first."""
-        names = listed(self.checkpoints)
+        names = remote.listed(self.checkpoints)
         found = sort_saved(Path(name) for name in names if name + SIDECAR in names)
-        lines = {s.path.name: read(f"{self.checkpoints}/{s.path.name}{SIDECAR}") for s in found}
+        files = {s.path.name: f"{self.checkpoints}/{s.path.name}{SIDECAR}" for s in found}
         return {
             name: match[0].decode()
-            for name, line in lines.items()
-            if (match := re.match(rb"[0-9a-f]{64}", line)) and b"/" not in line  # whole ones
+            for name, url in files.items()
+            if (match := re.match(rb"[0-9a-f]{64}", line := remote.read(url)))
+            and b"/" not in line  # whole ones
         }
 
     def fetch(self, name: str, digest: str, path: Path) -> None:
@@ -142,14 +133,14 @@ class Mirror:
             UserError: The checkpoint cannot be fetched, or differs from its digest.
         """
         with explained("write", path):
-            fetch_file(f"{self.checkpoints}/{name}", path, digest)
+            remote.fetch_file(f"{self.checkpoints}/{name}", path, digest)
             folders.sidecar(path).unlink(missing_ok=True)
             folders.write_sidecar(path, digest)
 
     def check_run(self, run: Path) -> None:
         """Raise a UserError if the copy is of another run than a run folder."""
         try:
-            theirs = json.loads(read(f"{self.url}/{RUN_FILE}"))["run_id"]
+            theirs = json.loads(remote.read(f"{self.url}/{RUN_FILE}"))["run_id"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.url}/{RUN_FILE} is damaged: restore it") from error
         ours = folders.run_id(run)
@@ -180,11 +171,11 @@ def check_folder(folder: str, logs: Path) -> None:
             the address is that of the runs themselves.
     """
     system, path = on_file_system(folder)
-    if "memory" in protocols(system) or "::" in folder:  # a cache would be what is read back
+    if "memory" in remote.protocols(system) or "::" in folder:  # a cache would be what is read back
         raise UserError(
             f"checkpoint.folder {folder} would be lost with the process: give one such as s3://NAME"
         )
-    if is_local(system) and Path(path).resolve() == logs.resolve():
+    if remote.is_local(system) and Path(path).resolve() == logs.resolve():
         raise UserError(f"checkpoint.folder {folder} has the runs themselves: choose another one")
 
 
@@ -199,9 +190,9 @@ def restore(folder: str, runs: Path) -> None:
         UserError: The run of the same number on this machine is another run.
     """
     there = f"{folder.rstrip('/')}/{runs.name}"
-    for name in folders.newest_versions(listed(there)):
+    for name in folders.newest_versions(remote.listed(there)):
         mirror = Mirror(f"{there}/{name}")
-        if not listed(mirror.checkpoints):
+        if not remote.listed(mirror.checkpoints):
             continue  # its run ended before its first step
         own = [run.name for run in folders.run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
         if folders.newest_versions([*own, name])[0] == name:
@@ -229,8 +220,8 @@ def restore_run(mirror: Mirror, run: Path) -> None:
             return
         name = saved.path.name
         try:
-            for file in listed(mirror.url).keys() & set(RUN_FILES):
-                write_atomic(run / file, read(f"{mirror.url}/{file}"))
+            for file in remote.listed(mirror.url).keys() & set(RUN_FILES):
+                write_atomic(run / file, remote.read(f"{mirror.url}/{file}"))
             mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
         except UserError as error:
             if not isinstance(error.__cause__, DamageError):  # no damage: the connection
@@ -258,7 +249,7 @@ def fetch_checkpoint(url: str) -> Path:
     import platformdirs
 
     folder, _, file = url.rstrip("/").partition(f"/{CHECKPOINTS}/")
-    versions = [] if file else folders.newest_versions(listed(folder))
+    versions = [] if file else folders.newest_versions(remote.listed(folder))
     for mirror in [Mirror(folder), *(Mirror(f"{folder}/{name}") for name in versions)]:
         digests = mirror.digests()
         if saved := [s for s in sort_saved(map(Path, digests)) if file in ("", s.path.name)]:
