@@ -4,16 +4,15 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from gpt_lightning.errors import one_line
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.removed import REMOVED
 
 # sections of hints.yaml: words, instead, messages, expected, yaml
-HINTS: dict[str, Any] = yaml_beside(__file__)
+HINTS: Fields = yaml_beside(__file__)
 PLAIN = {"NoneType": "null", "None": "null", "True": "true", "False": "false"}
 
 

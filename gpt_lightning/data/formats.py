@@ -44,7 +44,7 @@ class Header(NamedTuple):
     """Content of a file as its header promises it: number of tokens, their type, header bytes."""
 
     tokens: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     n_bytes: int
 
 

@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
 
 
 def write_stream(
-    path: Path, chunks: Iterable[np.ndarray], dtype: np.dtype[Any], file_format: str = "npy"
+    path: Path, chunks: Iterable[np.ndarray], dtype: np.dtype, file_format: str = "npy"
 ) -> Shard:
     """Write a stream of tokens as a little-endian file, synced to the disk.
 

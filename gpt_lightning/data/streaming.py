@@ -174,7 +174,7 @@ class RemoteStream(TokenStream):
             lanes: Number of lanes, of which the node reads one.
         """
         n, largest = len(self._shards), max(self._bytes)
-        shards = math.ceil(math.ceil(n / blocks) / lanes) + (lanes > 1)
+        shards = math.ceil(n / (blocks * lanes)) + (lanes > 1)
         held = (2 * shards if blocks > 1 else shards) + 1
         return min(held * largest, sum(self._bytes))
 
@@ -186,7 +186,7 @@ class RemoteStream(TokenStream):
         needed, fix = total, "set data.order shuffled and data.eval_batches null"
         if order.name == "shuffled":  # the block that is read, without the next one
             here = order.lanes // math.gcd(order.lanes, self.nodes)
-            n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
+            n_shards = math.ceil(len(self._shards) / (order.blocks * order.lanes))
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
             fix = "set another data.order"
         if needed > self._room:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class Tokenizer(Protocol):
         return {"name": self.name}
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
+def token_dtype(vocab_size: int) -> np.dtype:
     """Return the smallest type that holds every id: uint16 up to 65,536 tokens, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
@@ -404,11 +404,11 @@ def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
     the vocabulary has one, else a newline, else the first token.
     """
     if prompt:
-        return [int(token) for token in tokenizer.encode(prompt)]
+        return tokenizer.encode(prompt).tolist()
     if tokenizer.eot_token is not None:
         return [tokenizer.eot_token]
     try:
-        return [int(tokenizer.encode("\n")[0])]
+        return tokenizer.encode("\n")[:1].tolist()
     except UserError:  # a vocabulary of characters without a newline
         return [0]
 

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -233,6 +233,7 @@ class ShardTask(NamedTuple):
     last: int
 
 
+@dataclasses.dataclass
 class Assembly:
     """Pieces that become shards.
 
@@ -256,11 +257,13 @@ class Assembly:
         UserError: A table is damaged.
     """
 
-    def __init__(self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings):
-        self.folder = folder
-        self.pieces = pieces
-        self.dtype = dtype
-        self.settings = settings
+    folder: Path
+    pieces: list[Piece]
+    dtype: np.dtype
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        pieces, settings = self.pieces, self.settings
         counts = np.array([(0, 0), *((piece.documents, piece.tokens) for piece in pieces)])
         self._before = np.cumsum(counts, 0)  # documents and tokens before each piece
         self.n_tokens = int(self._before[-1, 1])

@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -154,7 +153,7 @@ class Piece:
             raise self.damaged()
         return table
 
-    def read(self, table: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    def read(self, table: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """Return the tokens, (tokens,), after comparing the checksum.
 
         Raises:
