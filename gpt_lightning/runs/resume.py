@@ -188,12 +188,12 @@ def fixed(record: RunRecord) -> Fields:
 
 def check_order(theirs: RunRecord, ours: RunRecord) -> None:
     """Raise if the seed or the coming batches differ; what one of the two lacks is not compared."""
-    records, first = (theirs, ours), ("data.order", "seed_everything")  # others follow from these
-    a, b = (
-        ({"seed_everything": r.run_identity.get("seed_everything")} if theirs.run_identity else {})
-        | (r.data_identity if all(r.data_identity for r in records) else {})
-        for r in records
-    )
+    first = "data.order", "seed_everything"  # others follow from these
+    a, b = ({"seed_everything": r.run_identity.get("seed_everything")} for r in (theirs, ours))
+    if not theirs.run_identity:
+        a = b
+    if theirs.data_identity and ours.data_identity:
+        a, b = a | theirs.data_identity, b | ours.data_identity
     for key in sorted({*a, *b}, key=lambda key: (key not in first, key)):
         if a.get(key) != b.get(key):
             what = f"{key} {a.get(key)}, this run has {b.get(key)}"
