@@ -206,7 +206,7 @@ def numbered_folder(root: Path, prefix: str = "version_") -> Path:
     return next(numbered_folders(root, prefix))
 
 
-def numbered_folders(root: Path, prefix: str = "version_") -> Iterator[Path]:
+def numbered_folders(root: Path, prefix: str) -> Iterator[Path]:
     """Make and yield the folders of numbered_folder, one after the other."""
     taken = (path.name.removeprefix(prefix) for path in root.glob(f"{glob.escape(prefix)}*"))
     first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
@@ -230,9 +230,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def json_digest(facts: Any, **how: Any) -> str:
     """Return the SHA-256 of facts as JSON, in hexadecimal; `how` goes to json.dumps."""
-    return hashlib.sha256(json.dumps(facts, **how).encode()).hexdigest()
+    return sha256(json.dumps(facts, **how).encode())
 
 
 def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:
@@ -247,7 +252,7 @@ def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:
     """
     path = Path(__file__).with_name("reference") / name
     content = path.read_bytes()
-    line = f"{name}: {hashlib.sha256(content).hexdigest()}\n"
+    line = f"{name}: {sha256(content)}\n"
     if not any(line in table.read_text(encoding="utf-8") for table in path.parent.glob("*.yaml")):
         raise UserError(
             f"{path} has been changed: its SHA-256 is in none of the YAML files beside it; install "

@@ -222,7 +222,7 @@ class Lengths(Counter[int]):
         """Return the shortest length that half of the documents do not exceed."""
         lengths = sorted(self)
         ends = np.cumsum([self[length] for length in lengths])
-        return lengths[int(np.searchsorted(ends, self.total() / 2))]
+        return lengths[np.searchsorted(ends, self.total() / 2)]
 
 
 def document_lengths(

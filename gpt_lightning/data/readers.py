@@ -38,6 +38,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 
 
+@dataclasses.dataclass(eq=False)
 class Reader:
     """Loaders of one rank over opened datasets, with data.order nanogpt of nanoGPT's batches.
 
@@ -47,12 +48,14 @@ class Reader:
         place: Place of this process in the run.
     """
 
-    def __init__(self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place):
+    datasets: Mapping[str, TokenDataset]
+    settings: DataSettings
+    place: Place
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         assert settings.block_size
         assert settings.seed is not None
-        self.datasets = datasets
-        self.settings = settings
-        self.place = place
         self.block_size = settings.block_size
         self.batch_size = settings.batch_size
         self.eval_batch_size = settings.eval_batch_size or settings.batch_size

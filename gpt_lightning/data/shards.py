@@ -123,8 +123,8 @@ def check_shard(
     position = 0
     with shard_errors(folder, shard):
         for tokens in token_pieces(folder, shard, manifest.dtype):
-            if int(tokens.max()) >= manifest.vocab_size:
-                at = int(np.argmax(tokens >= manifest.vocab_size))
+            if tokens.max() >= manifest.vocab_size:
+                at = np.argmax(tokens >= manifest.vocab_size)
                 raise ShardError(
                     f"expected only tokens below the vocabulary of {manifest.vocab_size:,}, "
                     f"found token {tokens[at]:,} at position {position + at:,}"

@@ -1,6 +1,5 @@
 """Texts by name: found on this machine or fetched, and always checked by digest."""
 
-import hashlib
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, write_atomic, yaml_beside
+from gpt_lightning.files import Fields, explained, sha256, write_atomic, yaml_beside
 from gpt_lightning.parsing import pick
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
@@ -91,7 +90,7 @@ def _plays(names: list[str]) -> bytes:
 
 
 def _check(what: str, content: bytes, expected: str, fix: str = "") -> None:
-    if (found := hashlib.sha256(content).hexdigest()) != expected:
+    if (found := sha256(content)) != expected:
         raise UserError(
             f"{what} has {len(content):,} bytes and SHA-256 {found}, expected {expected}{fix}"
         )

@@ -2,7 +2,6 @@
 
 import codecs
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from gpt_lightning.errors import UserError, one_line, optional
-from gpt_lightning.files import Fields, explained, file_sha256
+from gpt_lightning.files import Fields, explained, file_sha256, sha256
 from gpt_lightning.parsing import pick
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ class CharTokenizer(Tokenizer):
         codes = np.minimum(_code_points(text), len(self._ids) - 1)
         ids = self._ids[codes]
         if ids.size and ids.min() < 0:
-            at = int(np.argmax(ids < 0))
+            at = np.argmax(ids < 0)
             raise UserError(
                 f"character {text[at]!r} at position {at:,} is not among the {self.vocab_size} "
                 "characters of the vocabulary: remove it, or prepare the data with the tokenizer "
@@ -266,7 +265,7 @@ class HuggingFaceTokenizer(Tokenizer):
             expected = "expected a tokenizer.json of Hugging Face"
             raise UserError(f"{where}: {expected}, found: {one_line(error)}") from error
         self.content = content
-        self.name = f"tokenizer.json-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        self.name = f"tokenizer.json-{sha256(content.encode())[:12]}"
         self.fast.no_truncation()
         self.fast.no_padding()
         self.fast.encode_special_tokens = True  # they are text

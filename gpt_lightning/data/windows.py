@@ -149,7 +149,7 @@ class Mixture:
         """Return the number of the first `samples` samples from each dataset, int64 (datasets,)."""
         blocks, rest = divmod(samples, BLOCK * self.lanes)
         inside = np.bincount(self._block(blocks)[:rest], minlength=len(self.quotas))
-        return np.asarray(blocks * self.lanes * self.quotas + inside)
+        return blocks * self.lanes * self.quotas + inside
 
     def _block(self, block: int) -> np.ndarray:
         """Return the dataset number of each sample of a block, (BLOCK x lanes,)."""
@@ -205,7 +205,7 @@ def quotas(weights: dict[str, float]) -> np.ndarray:
             raise UserError(f"data.mixture.{name} is {weight}; a weight must be above 0")
     exact = np.array([*weights.values()]) / sum(weights.values()) * BLOCK
     found = np.floor(exact).astype(np.int64)
-    rest = np.argsort(found - exact, kind="stable")[: BLOCK - int(found.sum())]
+    rest = np.argsort(found - exact, kind="stable")[: BLOCK - found.sum()]
     found[rest] += 1
     for name, quota in zip(weights, found.tolist(), strict=True):
         if quota == 0:

@@ -1,6 +1,5 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
-import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import sha256
 from gpt_lightning.prepare.inputs import (
     HUB,
     as_list,
@@ -59,7 +59,7 @@ def prepare(
     folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
     address = out.rstrip("/") if out and is_url(out) else ""
     if address:
-        digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+        digest = sha256(address.encode())[:8]
         folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # unfinished work
     target = Target(folder, overwrite, address)
     manifest, made = _prepare(sources, Path(data_dir), target, chosen)

@@ -140,7 +140,7 @@ def _make(
     for split in assembly.splits:
         number = SPLITS.index(split)
         found = f"{assembly.documents[number]} documents"
-        check_size(name, split, int(assembly.sizes[number].sum()), found)
+        check_size(name, split, assembly.sizes[number].sum(), found)
     if not (folder / "new").exists():
         begin_dataset(folder / "new", tokenizer, settings)
     for left in (folder / "new").glob(".*.tmp.*"):  # a killed process left them
@@ -346,7 +346,7 @@ class Assembly:
         ends = np.cumsum(self.sizes[task.split])
         starts = ends - self.sizes[task.split]
         for block in np.flatnonzero((starts < task.last) & (ends > task.first)).tolist():
-            tokens, start = self._tokens(task.split, block), int(starts[block])
+            tokens, start = self._tokens(task.split, block), starts[block]
             yield tokens[max(task.first - start, 0) : task.last - start]
 
     def _tokens(self, split: int, block: int) -> np.ndarray:

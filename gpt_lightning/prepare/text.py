@@ -72,7 +72,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
             survey.replaced += text.count(REPLACEMENT) - data[:used].count(REPLACEMENT.encode())
             survey.n_bytes += len(chunk)
             survey.n_characters += len(text)
-            survey.blank = survey.blank and (not text or text.isspace())
+            survey.blank &= not text.strip()
             rest = data[used:]
             yield text
     survey.sha256 = digest.hexdigest()

@@ -8,7 +8,6 @@ KEY-0000.tokens, and KEY-0000.documents, a table of the documents. The table dec
 the shards (pipeline.py). The files are deleted when the dataset is complete.
 """
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -279,7 +278,7 @@ def run_unit(job: Job, unit: Unit) -> Record:
         pieces.append([len(table), len(tokens), checksum])
     errors = settings.errors if reader.skipped or reader.replaced else CLEAN
     record = Record(unit.stamp, reader.content, errors, reader.skipped, reader.replaced, pieces)
-    write_atomic(job.record_path(unit), json.dumps(dataclasses.asdict(record)).encode())
+    write_atomic(job.record_path(unit), json.dumps(vars(record)).encode())
     return record
 
 
@@ -311,6 +310,6 @@ def _tokenized(
             except UserError as error:  # tiktoken limits runs of white space
                 reader.count_damaged(where, str(error))
                 continue
-            assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
+            assert tokens.max(initial=0) < tokenizer.vocab_size, tokenizer.name
             yield text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
         check_unchanged(entry)

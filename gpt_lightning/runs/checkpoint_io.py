@@ -41,9 +41,7 @@ class DurableCheckpointIO(CheckpointIO):
 
     allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def save_checkpoint(
-        self, checkpoint: Fields, path: Any, storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: Fields, path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint.
 
         Args:
@@ -55,7 +53,7 @@ class DurableCheckpointIO(CheckpointIO):
         (storage_options or write_durable_checkpoint)(checkpoint, Path(path))
 
     def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> Fields:
         # ignores weights_only of the caller: a checkpoint runs no code
         loaded = read_content(Path(path), map_location or "cpu", mmap=False)

@@ -156,7 +156,7 @@ class RunLogger(Logger):
 
 def is_rank_zero() -> bool:
     """Return whether this process is rank 0, also before the ranks are connected."""
-    return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]  # set by Lightning
+    return rank_zero_only.rank == 0  # type: ignore[attr-defined]  # set by Lightning
 
 
 class RunEvents(TensorBoardLogger):

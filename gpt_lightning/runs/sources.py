@@ -1,7 +1,6 @@
 """Trained models: runs and checkpoints of this program, Hugging Face's formats, and nanoGPT's."""
 
 import dataclasses
-import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, difference, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, write_atomic
+from gpt_lightning.files import Fields, sha256, write_atomic
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model import huggingface
@@ -77,7 +76,7 @@ def read_source(
 
 def note_of_run(run: Path) -> Path:
     """Return the file of the network of a run folder: no file of the folder lets code run."""
-    digest = hashlib.sha256(bytes(run.resolve())).hexdigest()
+    digest = sha256(bytes(run.resolve()))
     return platformdirs.user_cache_path("gpt-lightning") / "networks" / f"{digest}.yaml"
 
 
