@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
 
 def prints_only(argv: list[str]) -> bool:
     """Return whether a command does nothing but print."""
-    command = COMMANDS.get(argv[0]) if argv else None
-    prints = argv[:1] in ([], ["--version"], ["help"]) or (command is not None and command.prints)
+    first = argv[0] if argv else "help"
+    prints = first in ("--version", "help") or (first in COMMANDS and COMMANDS[first].prints)
     writes = argv[1:2] == ["verify"] or any(arg.startswith("--out") for arg in argv)
     return (prints and not writes) or any(
         arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))
@@ -170,7 +170,7 @@ def print_thread_error(args: threading.ExceptHookArgs) -> None:
     """
     if os.environ.get(DEBUG) == "1":
         threading.__excepthook__(args)
-    elif args.exc_value is not None:
+    elif args.exc_value:
         text = errors.one_line(args.exc_value)
         errors.warn(f"{args.exc_type.__name__} in a thread: {text}")
 

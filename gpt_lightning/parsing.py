@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -166,7 +166,7 @@ def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(options)), positionals
 
 
-def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> Fields:
+def check_arguments(kind: type, prefix: str, values: Fields) -> Fields:
     """Check values from Python against a class's annotations, as the command line would.
 
     Args:

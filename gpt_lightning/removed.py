@@ -26,7 +26,7 @@ def without_removed(settings: Fields, prefix: str = "", trained: bool = False) -
     Raises:
         UserError: A key has another value than its old default.
     """
-    kept: Fields = {}
+    kept = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"
         row = REMOVED.get(key, {})

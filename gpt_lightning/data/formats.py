@@ -138,7 +138,7 @@ def _names(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace("SPLIT", "(train|val|test)"), re.ASCII)
 
 
-FORMATS: dict[str, TokenFormat] = {
+FORMATS = {
     # train_00000.npy without a prefix is our own shard, whose manifest is lost
     "npy": TokenFormat(
         "{split}-{index:05d}.npy", _names(r"(.+)_SPLIT_(\d+)\.npy"), _write_npy, _read_npy

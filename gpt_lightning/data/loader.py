@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -155,9 +155,9 @@ class TrainLoader(Place):
     batch_size: int
     num_workers: int = 0
     read_tokens: int = 16_384
-    epoch: int = field(default=0, init=False)
-    position: int = field(default=0, init=False)
-    wait_s: float = field(default=0.0, init=False)
+    epoch: int = 0
+    position: int = 0
+    wait_s: float = 0.0
 
     def __len__(self) -> int:
         steps = self.source.n_windows // (self.batch_size * self.world * self.accumulate)

@@ -41,7 +41,7 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     shared, corpus = os.environ.get(DATA_VARIABLE), CORPORA[name]
     if shared and not Path(shared).is_dir():
         raise UserError(f"{DATA_VARIABLE} is {shared}, not a folder: correct it or unset it")
-    paths = [own, *([Path(shared) / name / FILE_NAME] if shared else [])]
+    paths = [Path(folder, name, FILE_NAME) for folder in (data_dir, shared) if folder]
     if local := next(filter(Path.is_file, paths), None):
         with explained("read", local):
             content = local.read_bytes()

@@ -93,12 +93,9 @@ class Documents:
     def contents(self, entry: Input, start: int, stop: int | None) -> Contents:
         """Yield the bytes of each document of a part of a file, with its place, undecoded."""
         with explained_input(entry), open_input(entry) as file:
-            if entry.kind == "parquet":
-                contents = _rows(file, entry, start, stop, self.text_field)
-            else:
-                read = _whole if entry.kind == "text" else _lines
-                contents = read(file, entry, start, stop)
-            for content, where in contents:
+            rows = functools.partial(_rows, self.text_field)
+            readers: dict[str, Callable[..., Contents]] = {"text": _whole, "jsonl": _lines}
+            for content, where in readers.get(entry.kind, rows)(file, entry, start, stop):
                 n_bytes = -1 if content is None else len(content)
                 self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
                 self._digest.update(content or b"")
@@ -155,7 +152,7 @@ class Documents:
 def _whole(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
     content = file.read()
     check_text(content[:HEAD_BYTES], entry.path)
-    yield content, functools.partial(str, entry.path)
+    yield content, lambda: entry.path
 
 
 def _lines(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
@@ -265,7 +262,7 @@ def column_sizes(entry: Input, text_field: str) -> list[int]:
     return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
 
 
-def _rows(file: BinaryIO, entry: Input, start: int, stop: int | None, column: str) -> Contents:
+def _rows(column: str, file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
     table, pyarrow = _parquet(file, entry), optional("pyarrow", "data")
     groups = range(start, table.num_row_groups if stop is None else stop)
     row = sum(table.metadata.row_group(group).num_rows for group in range(start))

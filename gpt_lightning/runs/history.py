@@ -22,7 +22,7 @@ from gpt_lightning.files import Fields, check_regular, explained, is_held, yaml_
 from gpt_lightning.parsing import read_config
 from gpt_lightning.runs.folders import RunPaths, choose_run, lock_folder
 
-COLUMNS: dict[str, dict[str, str]] = yaml_beside(__file__)
+COLUMNS: dict[str, Fields] = yaml_beside(__file__)
 NAMES = RunPaths(Path())
 # types of the values of rows and events, and keys that an event has; other values are numbers
 KINDS: Fields = dict.fromkeys(("event", "name", "state", "reason"), str)

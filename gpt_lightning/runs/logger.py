@@ -23,7 +23,7 @@ EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 HPARAMS_EVENTS = "events.out.tfevents.0.hparams"
 # logger.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
-_TABLES: Any = yaml_beside(__file__)
+_TABLES = yaml_beside(__file__)
 CHARTS: dict[str, Fields] = _TABLES["charts"]
 DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
 FLUSH_S = 1  # seconds between two flushes of the writer's own thread

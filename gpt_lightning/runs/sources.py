@@ -242,7 +242,7 @@ def initial_weights(
 def check_tokens(found: Pretrained, tokenizer: Fields | None) -> None:
     """Raise a UserError if weights to train further are of other tokens than the data."""
     theirs = found.tokenizer
-    if theirs is None or tokenizer is None or theirs == tokenizer:
+    if not theirs or not tokenizer or theirs == tokenizer:
         return
     fix = (
         "make data of its tokens, `gpt-lightning prepare SOURCE --tokenizer DATASET --out DIR` "
