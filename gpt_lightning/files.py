@@ -65,9 +65,11 @@ def new_path(option: str, name: str | None, suffix: str = "") -> Path:
     """
     if name and "://" in name:
         raise UserError(f"{option} {name} is an address: give a local name, and upload that")
-    if not name or not name.endswith(suffix) or os.path.lexists(name):
+    digest = f"{name}.sha256" if suffix == ".ckpt" else ""  # its second file
+    taken = next(filter(os.path.lexists, filter(None, (name, digest))), None)
+    if not name or not name.endswith(suffix) or taken:
         other = " or has another suffix" if suffix else ""
-        wrong = f"{name} exists{other}" if name else "is missing"
+        wrong = f"{taken or name} exists{other}" if name else "is missing"
         kind = f"a new file such as new{suffix}" if suffix else "the name of a new file or folder"
         raise UserError(f"{option} {wrong}: give {kind}")
     check_parents(name)

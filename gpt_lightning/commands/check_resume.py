@@ -51,7 +51,7 @@ def doctor(
         0: training works, or the runs are equal; 1: it does not, or they differ.
     """
     options = fit_options or []
-    if not (resume or options or seed):
+    if not (resume or options) and (steps, kills, seed) == (20, 3, None):
         try:
             from gpt_lightning.commands.doctor import check_machine
         except (ImportError, OSError) as error:

@@ -47,7 +47,8 @@ def data(
         return verify(path)
     manifest = load_manifest(path)
     chosen = pick(split or next(iter(manifest.splits)), manifest.splits, f"{folder}: --split")
-    if not 0 <= offset < (n_tokens := manifest.tokens(chosen)):
+    n_tokens = manifest.tokens(chosen)
+    if not 0 <= offset < n_tokens:
         raise UserError(
             f"--offset is {offset:,}, and the {chosen} split of {folder} has {n_tokens:,} tokens: "
             f"choose one from 0 to {n_tokens - 1:,}"

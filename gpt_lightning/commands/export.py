@@ -105,8 +105,8 @@ def write_nanogpt(found: Any, tokenizer: Tokenizer, out: Path) -> None:
     content = to_nanogpt(found, tokenizer.vocab_size, folder.name, training)
     with explained("write", out), user_errors(f"cannot write {out}"), replacement(out) as temporary:
         torch.save(content, temporary)
-    for name, characters in files.items():
-        write_atomic(out.with_name(name), characters)
+    for characters in [] if meta.exists() else files.values():
+        write_atomic(meta, characters)
     state = "AdamW's state" if content["optimizer"]["state"] else "a new AdamW"
     print(f"wrote       {', '.join([str(out), *files])}: step {content['iter_num']}, {state}")
     print(f"use         in nanoGPT's folder: python sample.py --out_dir={folder}")

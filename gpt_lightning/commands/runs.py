@@ -20,8 +20,8 @@ from gpt_lightning.runs.history import (
     summarize,
 )
 
-# suffixes of pictures, and what stands in the first bytes of such a file
-PICTURES = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
+PICTURES = (".png", ".svg", ".pdf")
+TITLE = "gpt-lightning plot"  # in each picture, which another one may replace
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
@@ -137,7 +137,7 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
 
     with explained("write", paths[0]):
         paths[0].parent.mkdir(parents=True, exist_ok=True)
-        plot_runs(paths, curves)
+        plot_runs(paths, curves, TITLE)
     print(f"curves      {', '.join(map(str, paths))}")
 
 
@@ -149,7 +149,7 @@ def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
         folders: Runs in the picture.
 
     Raises:
-        UserError: A file is there that is no picture of this kind, or `out` has another suffix.
+        UserError: A file is there that is no earlier picture, or `out` has another suffix.
     """
     path = folders[0] if out is None else Path(out)
     if path.is_dir() or str(out).endswith("/"):
@@ -166,8 +166,7 @@ def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
 
 
 def check_picture(path: Path, name: str) -> None:
-    """Raise a UserError with a name unless a path is free or a picture of the kind that it says."""
-    mark = PICTURES.get(path.suffix.lower())
-    content = path.read_bytes()[:1000] if path.is_file() and not path.is_symlink() else b""
-    if mark is None or mark not in content:
+    """Raise a UserError with a name unless a path is free or that of an earlier picture."""
+    is_picture = path.suffix.lower() in PICTURES and path.is_file() and not path.is_symlink()
+    if not (is_picture and TITLE.encode() in path.read_bytes()):
         new_path("--out", name)

@@ -172,6 +172,17 @@ def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -
 
 
 def verify(folder: Path) -> None:
+    """Print that every byte of a dataset is what was prepared; errors as `check_whole`."""
+    manifest = check_whole(folder)
+    without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"
+    print(
+        f"{folder} is whole: {len(manifest.shards())} shards{without}, "
+        f"{sum(shard.tokens for shard in manifest.shards()):,} tokens, "
+        f"all below the vocabulary of {manifest.vocab_size:,}"
+    )
+
+
+def check_whole(folder: Path) -> Manifest:
     """Read every byte of a dataset; compare digests with the manifest, tokens with the vocabulary.
 
     Memory is bounded by one piece of 4 MiB.
@@ -197,12 +208,7 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {len(shards)} shards: "
             f"{'; '.join(faults)}; {fix}"
         )
-    without = "" if all(shard.sha256 for shard in shards) else ", which have no digests"
-    print(
-        f"{folder} is whole: {len(shards)} shards{without}, "
-        f"{sum(shard.tokens for shard in shards):,} tokens, "
-        f"all below the vocabulary of {manifest.vocab_size:,}"
-    )
+    return manifest
 
 
 # ---- lengths of documents ------------------------------------------------------------------------

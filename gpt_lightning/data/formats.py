@@ -27,7 +27,7 @@ import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError, one_line
-from gpt_lightning.files import Fields, explained
+from gpt_lightning.files import Fields, check_regular, explained
 
 Format = Literal["npy", "nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
@@ -256,6 +256,7 @@ def read_meta(path: Path) -> str:
             sorted, distinct characters.
     """
     with explained("read", path):
+        check_regular(path, "restore the file, or move it away")
         content = path.read_bytes()
     try:
         meta = _PlainUnpickler(io.BytesIO(content)).load()

@@ -282,10 +282,15 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return token ids, (n,); text that looks like a special token is plain text.
 
         Raises:
-            UserError: The text has a lone surrogate.
+            UserError: The text has a lone surrogate, or characters without a token.
         """
         _utf8(text)
-        ids = self.fast.encode(text, add_special_tokens=False).ids
+        try:
+            ids = self.fast.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the package raises Exception itself
+            raise UserError(
+                f"{self.name} cannot tokenize the text ({one_line(error)}): use the tokenizer byte"
+            ) from error
         return np.array(ids, token_dtype(self.vocab_size))
 
     def decode_bytes(self, tokens: Ids) -> bytes:

@@ -104,6 +104,8 @@ def check_tokens(idx: Tensor, vocab_size: int) -> None:
 
 def make_decoder(model: nn.Module, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
     """Return the Decoder of a model; the arguments are those of Decoder."""
+    if dtype and not dtype.is_floating_point:
+        raise UserError(f"dtype is {dtype}; expected torch.bfloat16, torch.float32, or None")
     if type(getattr(model, "_orig_mod", model)) is GPT:  # also in torch.compile's wrapper
         return Decoder(cast(GPT, model), dtype, pack)
     return RecomputingDecoder(model, dtype)

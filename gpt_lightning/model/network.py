@@ -105,7 +105,7 @@ class Network:
         try:
             importlib.invalidate_caches()
             kind = getattr(importlib.import_module(module), name)
-        except Exception as error:  # any code may raise any error
+        except (Exception, SystemExit) as error:  # any code may raise any error
             raise UserError(
                 f"model.network {self.class_path} cannot be imported ({cause(error)}): name a "
                 "class of an installed package, or of a file beside the configuration or in the "
@@ -142,7 +142,7 @@ class Network:
         return model
 
 
-def cause(error: Exception) -> str:
+def cause(error: BaseException) -> str:
     """Return the class and the message of an error in one line."""
     return one_line(f"{type(error).__name__}: {error}")
 

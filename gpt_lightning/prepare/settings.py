@@ -78,6 +78,8 @@ class Settings:
             raise UserError(f"shard_index is {index}: leave it out, --merge takes all jobs' parts")
         if index is not None and index >= jobs:
             raise UserError(f"shard_index is {index}: give --shard_count above it, {index + 1}")
+        if index is None and jobs and not self.merge:
+            raise UserError(f"shard_count is {jobs}: give --shard_index too, or --merge true")
 
     @functools.cached_property
     def tokenizer_name(self) -> str:

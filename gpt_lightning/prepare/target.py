@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.dataset import check_whole, load_manifest
 from gpt_lightning.data.formats import SHARD_FILE
 from gpt_lightning.data.manifest import MANIFEST, Manifest, prepare_command
 from gpt_lightning.errors import UserError
@@ -77,6 +77,8 @@ class Target:
                 manifest = load_manifest(self.out)
             missing = {shard.file for shard in manifest.shards()} - entries.keys()
             differences = [f"{min(missing)} missing"] if missing else self._differences(manifest)
+            if self.overwrite and not (differences or self.address):
+                check_whole(self.out)  # what is damaged is made again
         except UserError:
             if not self.overwrite:
                 raise

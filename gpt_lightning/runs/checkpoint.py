@@ -216,7 +216,7 @@ class Checkpoint:
                 },
                 step=int(raw.get("global_step", 0)),
                 tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
-                can_resume="optimizer_states" in raw,
+                can_resume=bool(raw.get("optimizer_states")),
             )
         except UserError as error:
             raise UserError(f"{path}: {error}") from error

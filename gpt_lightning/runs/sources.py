@@ -48,6 +48,8 @@ def read_source(
     Raises:
         UserError: The source is not found, damaged, would run code, or is not a GPT-2.
     """
+    if not str(source):
+        raise UserError("the model's path is empty: give a run, lightning_logs/NAME")
     path = Path(source) if str(source) in SIZES else find_model(source)
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])

@@ -82,7 +82,7 @@ def class_of(section: str, base: type, words: list[str]) -> type:
         kind: Any = base if name == base.__name__ else resolve_name(name)
         if not issubclass(kind, base):
             raise TypeError(f"it is no {base.__name__}")
-    except Exception as error:  # any code may raise any error
+    except (Exception, SystemExit) as error:  # any code may raise any error
         reason = " ".join(str(error).split())
         raise UserError(
             f"{section}.class_path {name} cannot be used ({reason}): name a subclass of "

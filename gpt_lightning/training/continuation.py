@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+
 from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting, set_logged_steps
-from gpt_lightning.training.trainer import check_supported
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
@@ -40,8 +42,12 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
         return theirs.record
     if fitting:  # raises for settings that this version cannot continue with
         without_removed(checkpoint["hyper_parameters"], "model.")
-        for callback in trainer.callbacks:
-            check_supported(callback, "unsupported_on_resume")
+        finders = LearningRateFinder | BatchSizeFinder
+        if any(isinstance(callback, finders) for callback in trainer.callbacks):
+            raise UserError(
+                "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
+                "model.learning_rate and data.batch_size to what they found, and leave them out"
+            )
     if isinstance(loader, TrainLoader):
         loader.source.keep_shuffle(theirs.record.data_identity)
     module.seed = theirs.record.run_identity.get("seed_everything", module.seed)

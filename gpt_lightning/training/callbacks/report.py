@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from tqdm import tqdm
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_name, missing_names, untried_versions
 from gpt_lightning.output import wrapped
@@ -86,11 +87,15 @@ class RunReport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and not self.trained:
             name = "max_steps" if trainer.max_steps > 0 else "max_epochs"
-            ended, folder = f"trainer.{name} is {getattr(trainer, name):,}", run_folder(trainer)
-            more = [f"--trainer.{name}", str(2 * getattr(trainer, name))]
-            ended += f"; train on with `{shell_command(['resume', str(folder), *more])}`"
-            reason = f"{steps.stop_reason(trainer)} ends the run" if trainer.should_stop else ended
-            print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
+            most, step = getattr(trainer, name), trainer.global_step
+            more = [f"--trainer.{name}", str(2 * max(most, step * (name == "max_steps")))]
+            again = shell_command(["resume", str(run_folder(trainer)), *more])
+            reason = f"trainer.{name} is {most:,}; train on with `{again}`"
+            if trainer.should_stop:
+                reason = f"{steps.stop_reason(trainer)} ends the run"
+            elif not trainer.num_training_batches:
+                raise UserError("the training data have no batch: give a loader with one")
+            print(f"nothing to do: the run is at step {step:,}, {reason}")
         elif trainer.is_global_zero:
             print()
             print_facts(trainer, self._summary(trainer, pl_module))
