@@ -61,7 +61,9 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 def hint_at(word: str, options: Sequence[str]) -> str:
     """Return the hint at the key of a word, or the fix of a removed key; else an empty string."""
-    if fix := HINTS["instead"].get(word.rpartition(".")[2]) or REMOVED.get(word, {}).get("fix"):
+    removed = REMOVED.get(word, {}).get("fix")
+    fix = HINTS["instead"].get(word.rpartition(".")[2], removed)
+    if fix:
         return f": {fix}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""

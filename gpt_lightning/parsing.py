@@ -360,8 +360,9 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     """
     typed = typed_values(args)
     dataset = typed.get("data.dataset", "null")
-    if "data.tokenizer" in typed and dataset not in ("", "null"):
-        raise UserError("--data.tokenizer has no effect with --data.dataset: leave it out")
+    for key in ("tokenizer", "val_fraction") if dataset not in ("", "null") else ():
+        if f"data.{key}" in typed:
+            raise UserError(f"--data.{key} has no effect with --data.dataset: leave it out")
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
     names = config_arguments(args)
     for i, name in names.items():

@@ -230,7 +230,8 @@ def check_own(attention: Attention, causal: bool, tensors: Sequence[Tensor]) -> 
     names = ("output", "gradient of q", "gradient of k", "gradient of v")
     found = (run_step(attention, tensors), run_step(plain, tensors), run_step(plain, exact))
     for name, own, rounded, true in zip(names, *found, strict=True):
-        error, usual = ((t.cpu().double() - true).abs().max().item() for t in (own, rounded))
+        distances = [t.cpu().double() - true for t in (own, rounded)]
+        error, usual = (distance.abs().max().item() for distance in distances)
         limit = 4 * usual + 1e-5 * true.abs().max().item()
         if not error <= limit:
             raise RuntimeError(

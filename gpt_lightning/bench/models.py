@@ -28,7 +28,8 @@ from gpt_lightning.tables.rows import Values
 TABLE = yaml_beside(__file__, "sizes.yaml")
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
 # the first three fields of a GPTConfig: n_layer, n_head, n_embd
-SHAPES |= {size: [*vars(gpt.SIZES[name]).values()][:3] for size, name in TABLE["published"].items()}
+for size, name in TABLE["published"].items():
+    SHAPES[size] = [*vars(gpt.SIZES[name]).values()][:3]
 COURSE_SIZES: list[str] = TABLE["course"]
 GPU_SIZES: list[str] = TABLE["gpu"]
 MODELS = ("gpt2", "course")
@@ -148,7 +149,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, C: int):
         super().__init__()
-        self.w1, self.w3 = nn.Linear(C, 4 * C, bias=False), nn.Linear(C, 4 * C, bias=False)
+        self.w1 = nn.Linear(C, 4 * C, bias=False)
+        self.w3 = nn.Linear(C, 4 * C, bias=False)
         self.w2 = nn.Linear(4 * C, C, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

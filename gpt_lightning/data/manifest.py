@@ -111,7 +111,7 @@ class Manifest:
         """
         try:
             return _checked(json.loads(content))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             fix = repair_hint(Path(where).parent)
             if "://" in where:

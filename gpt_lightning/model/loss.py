@@ -39,7 +39,9 @@ def pad_columns(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         weight: Matrix of the head, (V, C).
     """
     missing = max(0, MIN_COLUMNS - x.size(-1))
-    return (F.pad(x, (0, missing)), F.pad(weight, (0, missing))) if missing else (x, weight)
+    if not missing:
+        return x, weight
+    return F.pad(x, (0, missing)), F.pad(weight, (0, missing))
 
 
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:

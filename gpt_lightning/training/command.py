@@ -1,5 +1,6 @@
 """GPTCLI: LightningCLI over GPTModule and TokenDataModule, for fit, validate, test and predict."""
 
+import inspect
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
@@ -82,10 +83,13 @@ def class_of(section: str, base: type, words: list[str]) -> type:
         kind: Any = base if name == base.__name__ else resolve_name(name)
         if not issubclass(kind, base):
             raise TypeError(f"it is no {base.__name__}")
+        for each in inspect.signature(kind).parameters.values():
+            known = each.name == "config" or each.kind is each.VAR_KEYWORD
+            if each.annotation is each.default is each.empty and not known:
+                raise TypeError(f"its argument {each.name} has no type and no default")
     except (Exception, SystemExit) as error:  # any code may raise any error
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"{section}.class_path {name} cannot be used ({reason}): name a subclass of "
+            f"{section}.class_path {name} cannot be used ({one_line(error)}): name a subclass of "
             f"gpt_lightning.{base.__name__}, of an installed package or of a file in the current "
             f"folder, such as my_file.MyClass; {INSTEAD[section]}"
         ) from error

@@ -88,7 +88,8 @@ class RunReport(Callback):
         if trainer.is_global_zero and not self.trained:
             name = "max_steps" if trainer.max_steps > 0 else "max_epochs"
             most, step = getattr(trainer, name), trainer.global_step
-            more = [f"--trainer.{name}", str(2 * max(most, step * (name == "max_steps")))]
+            least = step if name == "max_steps" else 0
+            more = [f"--trainer.{name}", str(2 * max(most, least))]
             again = shell_command(["resume", str(run_folder(trainer)), *more])
             reason = f"trainer.{name} is {most:,}; train on with `{again}`"
             if trainer.should_stop:
