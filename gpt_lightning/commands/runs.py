@@ -21,7 +21,7 @@ from gpt_lightning.runs.history import (
 )
 
 PICTURES = (".png", ".svg", ".pdf")
-TITLE = "gpt-lightning plot"  # in each picture, which another one may replace
+TITLE = "gpt-lightning plot"  # stands in each picture, and another one may replace those
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
