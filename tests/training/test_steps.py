@@ -113,5 +113,5 @@ def test_a_finder_on_a_resume_is_refused(text_file, tmp_path):
     run.fit(module(), data(text_file, tmp_path))
     run.save_checkpoint(path := tmp_path / "2.ckpt")
     finding = trainer(LearningRateFinder(), max_steps=4)
-    with pytest.raises(UserError, match="resume without it"):
+    with pytest.raises(UserError, match="LearningRateFinder and BatchSizeFinder reset the step"):
         finding.fit(module(), data(text_file, tmp_path), ckpt_path=path, weights_only=True)

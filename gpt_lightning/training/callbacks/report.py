@@ -56,6 +56,9 @@ class RunReport(Callback):
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
         if module.network:
             shape = f"network {module.network.class_path}"
+        rates = f"{settings.learning_rate:g}"
+        if settings.optimizer == "muon":
+            rates = f"{settings.muon_learning_rate:g}, of AdamW {rates}"
         waits = "; the first step includes compilation" if compiled else ""
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
@@ -64,8 +67,7 @@ class RunReport(Callback):
             "attention": f"{config.attention}: {module.attention_kernel}",
             "model": f"{shape}, vocabulary {config.vocab_size:,}: "
             f"{sum(p.numel() for p in module.model.parameters()):,} parameters",
-            "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
-            f"({settings.schedule})",
+            "optimizer": f"{settings.optimizer}, learning rate {rates} ({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches",
             "step": str(data.step_shape),
