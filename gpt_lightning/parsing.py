@@ -66,6 +66,17 @@ def typed_values(words: Sequence[str]) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\0)--([^=\0]+)(?=[=\0]([^\0]*))", "\0".join([*words, ""])))
 
 
+def joined(args: list[str]) -> list[str]:
+    """Return arguments with each option and its value as one word, --key=value."""
+    words: list[str] = []
+    for arg in args:
+        if words and words[-1][:2] == "--" and "=" not in words[-1] and arg[:1] != "-":
+            words[-1] += f"={arg}"
+        else:
+            words.append("--config" if arg == "-c" else arg)
+    return words
+
+
 class OneLineParser(ArgumentParser):
     """Parser without abbreviations, whose errors are UserErrors of one line."""
 

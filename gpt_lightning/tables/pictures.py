@@ -53,14 +53,14 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     figure.savefig(path)
 
 
-def plot_runs(paths: Sequence[Path], runs: dict[str, Values], title: str = "") -> None:
+def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") -> None:
     """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
     Args:
         paths: Files to write: .png, .svg or .pdf.
         runs: Run folder -> its curves, as read_curves of runs/history.py returns them. A published
             curve has its name instead, and neither `rate` nor `phases`.
-        title: Title in the files' own data, which is not drawn.
+        mark: Title in the files' own data, which is not drawn.
     """
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
     panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
@@ -103,7 +103,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], title: str = "") -
     figure.suptitle(f"thin: training loss; thick: validation loss{dashed}")
     figure.legend(loc="outside lower center", fontsize="small")
     for path in paths:
-        figure.savefig(path, metadata={"Title": title})
+        figure.savefig(path, metadata={"Title": mark})
 
 
 def short_names(runs: Sequence[str]) -> list[str]:

@@ -39,7 +39,6 @@ from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.rerun import joined
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 # section with a class -> what serves those whose class is not derived from ours
@@ -179,7 +178,7 @@ class GPTCLI(LightningCLI):
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.argv: list[str] = kwargs["args"]
         kwargs["save_config_kwargs"] = {"argv": self.argv}
-        kwargs["args"] = keys = [as_key(word) for word in joined(self.argv)]
+        kwargs["args"] = keys = [as_key(word) for word in parsing.joined(self.argv)]
         self.classes = [class_of(*each, keys) for each in zip(INSTEAD, args, strict=True)]
         super().__init__(*cast(Any, self.classes), **kwargs)
 

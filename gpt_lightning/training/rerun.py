@@ -18,7 +18,7 @@ from typing import Any
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import program, read_config, shell_command, typed_values
+from gpt_lightning.parsing import joined, program, read_config, shell_command, typed_values
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
@@ -98,17 +98,6 @@ def with_run(argv: list[str]) -> list[str]:
     if folder := logs_parent(run):  # the results are written beside the run
         options += [f"--trainer.default_root_dir={os.path.relpath(folder)}"]
     return [command, *quiet, *options, *rest]
-
-
-def joined(args: list[str]) -> list[str]:
-    """Return arguments with each option and its value as one word, --key=value."""
-    words: list[str] = []
-    for arg in args:
-        if words and words[-1][:2] == "--" and "=" not in words[-1] and arg[:1] != "-":
-            words[-1] += f"={arg}"
-        else:
-            words.append("--config" if arg == "-c" else arg)
-    return words
 
 
 def logs_parent(run: Path) -> Path | None:

@@ -9,7 +9,7 @@ import torch
 from ranks import METHOD
 from torch.multiprocessing import start_processes
 
-from gpt_lightning.bench import models, parallel
+from gpt_lightning.bench import parallel
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import make_model
 from gpt_lightning.cli import main
@@ -84,12 +84,13 @@ def test_gradients_are_views_of_the_buckets(group):
 @pytest.mark.timeout(300)
 def test_rows_of_two_processes_and_one_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(models.SHAPES, "small", [1, 2, 32])
+    monkeypatch.setattr(parallel, "COURSE_SIZES", ["small", "1/2/32"])  # for other processes too
     monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
     start = partial(start_processes, start_method=METHOD)
     monkeypatch.setattr(parallel, "spawn", start)
-    words = "--work all-gather,fsdp2 --processes 2 --mib 2048 --memory_gib 2 --context 8"
-    assert main(["bench", "parallel", *TINY.split(), *words.split()]) == 0
+    words = f"{TINY} --sizes 1/2/32 --context 8 --work all-gather,fsdp2 --processes 2 "
+    words += "--mib 2048 --memory_gib 2"
+    assert main(["bench", "parallel", *words.split()]) == 0
     (folder,) = (sweep.ROOT / "parallel").iterdir()
     large, step = json.loads((folder / "results.json").read_text())["rows"]
     assert large["status"] == "out of memory", large["note"]

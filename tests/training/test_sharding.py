@@ -83,7 +83,7 @@ def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
     assert_equal_runs("adamw", "ddp", 1e-6)
     assert_equal_runs("adamw", "fsdp2_adamw", 1e-6)
     # Muon iterates in bfloat16, which amplifies that order
-    assert_equal_runs("muon", "fsdp2_muon", 1e-3)
+    assert_equal_runs("muon", "fsdp2_muon", 2e-3)
     assert_equal_runs("again", "fsdp2_again", 1e-6)
     ours, theirs = checkpoint("fsdp2_adamw"), checkpoint("ddp")
     assert ours.keys() == theirs.keys()

@@ -64,7 +64,7 @@ def run(*args: str, name: str = "run", planted: Planted | None = None):
     [
         ("norm", 20, ("--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1.0")),
         ("norm", 20, ()),
-        ("loss", 4, ("--model.optimizer=muon", "--data.batch_size=64")),
+        ("loss", 6, ("--model.optimizer=muon", "--data.batch_size=64")),
     ],
 )
 def test_a_planted_spike_is_skipped_and_counted(of, sigmas, kind, capsys):

@@ -72,9 +72,9 @@ def test_options_change_the_micro_batch_and_nothing_else():
         "--trainer.val_check_interval 8000",  # every 250 steps, as before
         "--trainer.limit_val_batches 320",  # as many tokens
     ]
-    assert options(16, 524_288, 32, None, 0) == ["--data.batch_size 16"]
-    found = options(16, 524_288, 64, 1.0, 0.5)
-    assert found == ["--data.batch_size 16", "--data.eval_batch_size 16"]
+    for evaluation in (32, 64):
+        found = options(16, 524_288, evaluation, 1.0, 0.5)
+        assert found == ["--data.batch_size 16", "--data.eval_batch_size 16"]
     assert options(64, None, 8, 4000, None) == [
         "--data.batch_size 64",
         "--trainer.accumulate_grad_batches 8",
