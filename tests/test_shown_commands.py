@@ -122,8 +122,10 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, copy):
 
 def test_the_python_of_the_tutorial_for_lightning_trains(copy):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    code, subclass = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert "max_steps=300" in code
     names: dict = {}
     exec(code.replace("max_steps=300", "max_steps=2, logger=False"), names)
+    exec(subclass, names)
+    assert names["MyModule"](names["module"].config).hparams["aux"] == 0.1
     assert names["data"].tokenizer.vocab_size == names["module"].model.config.vocab_size
