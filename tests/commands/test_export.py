@@ -202,6 +202,9 @@ def test_a_folder_that_exists_is_left_alone(capsys):
     assert files("hf") == {"mine": b"x"}
     assert main(["import", NAME, "--out", NAME]) == 2
     assert f"--out {NAME} exists" in capsys.readouterr().err
+    Path("new.ckpt.sha256").write_text("mine")
+    assert main(["import", NAME, "--out", "new.ckpt"]) == 2
+    assert Path("new.ckpt.sha256").read_text() == "mine"
 
 
 def test_an_imported_model_is_sampled_and_cropped(capsys):

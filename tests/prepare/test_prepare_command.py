@@ -99,6 +99,16 @@ def test_again_does_nothing(source, tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
 
 
+def test_a_flipped_bit_is_repaired_by_overwrite(source, tmp_path):
+    out = tmp_path / "out"
+    prepare_text(source, out, "char")
+    shard = next(out.glob("train-*"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    prepare(str(source), "char", str(out), overwrite=True)
+    assert shard.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("changed", "difference"),
     [
