@@ -61,10 +61,11 @@ def test_a_file_in_flight_counts_as_the_largest(server, tmp_path):
     assert kept(tmp_path) == {found[1].name, found[3].name}
 
 
-def test_no_file_is_fetched_ahead_of_a_reader_that_is_past_it(server, tmp_path):
+def test_no_file_is_fetched_ahead_of_a_reader_that_is_past_it(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt_lightning.remote.cache.FETCHERS", 1)
     cache, (first, second, third, *_) = FileCache(tmp_path, SIZE), files(server)
-    server.delay_s = {"1.npy": 0.2}
-    cache.expect([second, first])  # in this order: the thread waits for the second
+    server.delay_s = {"1.npy": 0.5}
+    cache.expect([second, first])  # in this order: the one thread waits for the second
     cache.get(first)
     cache.get(third)  # evicts the first
     while cache._coming:
