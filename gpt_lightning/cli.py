@@ -7,8 +7,10 @@ import re
 import shlex
 import signal
 import sys
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -158,9 +160,31 @@ def print_error(error: Exception) -> int:
     elif errors.is_out_of_memory(error):
         text = f"not enough memory, lower the sizes: {text}"
     else:
-        code, text = 1, f"{type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)"
+        kind = f"{type(error).__name__}: "
+        code, where = place_of(error)
+        text = f"{where}{kind}{text.rpartition(kind)[2]} ({DEBUG}=1 shows the traceback)"
     print(f"error: {text}", file=sys.stderr)
     return code
+
+
+def place_of(error: Exception) -> tuple[int, str]:
+    """Return the exit code of an exception, and the line of the user's code that has raised it.
+
+    Libraries that the line has called do not count. Without such a line the code is 1, or 2 for
+    what Lightning raises about the user's classes.
+    """
+    frames: list[tuple[str, object, str]] = re.findall(
+        r'File "(.+?)", line (\d+), in (\S+)', str(error)
+    )
+    known = traceback.extract_tb(error.__traceback__)
+    frames = [*((f.filename, f.lineno, f.name) for f in known), *frames]  # those of a worker last
+    for file, line, function in reversed(frames):
+        if file.startswith(os.path.dirname(__file__)):
+            break
+        if not ("-packages" in file or file.startswith((sysconfig.get_path("stdlib"), "<"))):
+            return 2, f"{os.path.relpath(file)}:{line}, in {function}: "
+    raised = known and "/lightning/pytorch/" in known[-1].filename
+    return 2 if raised and (known[-1].line or "").startswith("raise ") else 1, ""
 
 
 def print_thread_error(args: threading.ExceptHookArgs) -> None:

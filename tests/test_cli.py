@@ -252,11 +252,14 @@ def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkey
     def broken(*args, **kwargs):
         raise RuntimeError("out of\nluck")
 
+    text = "RuntimeError: out of luck (GPT_LIGHTNING_DEBUG=1 shows the traceback)\n"
     monkeypatch.setattr("gpt_lightning.commands.sample.read_prompts", broken)
+    assert main(["sample", "x"]) == 2  # in a file that is not of the package
+    found = re.fullmatch(r"error: (.+):(\d+), in broken: (.+\n)", capsys.readouterr().err)
+    assert (Path(found[1]).name, found[3]) == ("test_cli.py", text)
+    monkeypatch.setattr(cli, "__file__", __file__)
     assert main(["sample", "x"]) == 1
-    assert capsys.readouterr().err == (
-        "error: RuntimeError: out of luck (GPT_LIGHTNING_DEBUG=1 shows the traceback)\n"
-    )
+    assert capsys.readouterr().err == f"error: {text}"
     monkeypatch.setenv("GPT_LIGHTNING_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["sample", "x"])

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from pickle import UnpicklingError
+from pickle import PickleError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -202,8 +202,8 @@ def write_durable_checkpoint(checkpoint: Fields, path: Path) -> None:
             folders.write_sidecar(path, file.digest.hexdigest(), shards)
     except (OSError, RuntimeError) as error:
         raise cannot_write(path, error) from error
-    except UnpicklingError as error:
-        kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+    except (PickleError, AttributeError, TypeError) as error:
+        kind = re.search(r"(?:GLOBAL |object ')([\w.<>]+)", str(error))
         raise UserError(
             f"{path} is not saved, because no resume could read it: it has an object"
             f"{f' of {kind[1]}' if kind else ''}; the checkpoints before it are untouched: let "
