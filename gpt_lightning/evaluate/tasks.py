@@ -297,7 +297,8 @@ class Task:
             try:
                 tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
             except ValueError as error:  # not UTF-8, or a character outside the vocabulary
-                raise UserError(f"{source} is no text for {tokenizer.name}: {error}") from error
+                fix = f"give UTF-8 that {tokenizer.name} can encode"
+                raise UserError(f"{source}: {fix} ({error})") from error
             n_tokens = len(tokens)
         else:
             dataset = TokenDataset(source, Path(self.data or "data"), cache_limit_gb=20.0)

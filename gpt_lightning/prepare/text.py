@@ -65,7 +65,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
             try:
                 text, used = codecs.utf_8_decode(data, errors, final)
             except UnicodeDecodeError as error:
-                fix = "convert it, for example with iconv -t utf-8, or add --errors replace"
+                fix = "convert it with iconv -t utf-8, or run prepare with --errors replace"
                 found = not_utf8(data, error, survey.n_bytes - len(rest), fix)
                 raise UserError(f"{path} is not UTF-8: {found}") from error
             text = text if survey.n_characters else text.removeprefix("\ufeff")  # byte order mark

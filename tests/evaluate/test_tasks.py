@@ -299,7 +299,7 @@ def test_a_continuation_longer_than_the_block_is_scored_in_windows(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty: give it some text"), (b"\xff", "is no text for byte: 'utf-8' codec")],
+    [(b"", "is empty: give it some text"), (b"\xff", "give UTF-8 that byte can encode")],
 )
 def test_a_text_without_text(content, message, tmp_path, scorer):
     (tmp_path / "t.txt").write_bytes(content)
