@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.removed import without_removed
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.par
 NO_BREAK = "\u2011"  # hyphen at which no line ends
 # a number that YAML 1.1 reads in another base: 010 is 8, 1:30 is 90
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
-IN_OTHER_BASE = "{0} {1} is read as {2}: write {2} or another decimal number"
+NO_EFFECT: list[dict[str, str]] = yaml_beside(__file__)
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
@@ -70,7 +70,7 @@ def joined(args: list[str]) -> list[str]:
     """Return arguments with each option and its value as one word, --key=value."""
     words: list[str] = []
     for arg in args:
-        if words and words[-1][:2] == "--" and "=" not in words[-1] and arg[:1] != "-":
+        if words and re.fullmatch("--[^=]+", words[-1]) and not re.match("-.", arg):
             words[-1] += f"={arg}"
         else:
             words.append("--config" if arg == "-c" else arg)
@@ -96,12 +96,9 @@ class OneLineParser(ArgumentParser):
         except UserError as error:
             from gpt_lightning.hints import as_typed  # wrong arguments alone need it
 
-            files = [*config_arguments(words).values()]
+            files = [word[9:] for word in joined(words) if word.startswith("--config=")]
             raise UserError(as_typed(str(error), typed_values(words), files)) from error
-        for key, typed in typed_values(words).items():
-            number = parsed.get(key, parsed.get(f"{parsed.get('subcommand')}.{key}"))
-            if OTHER_BASE.fullmatch(typed) and isinstance(number, int | float):
-                raise UserError(IN_OTHER_BASE.format(key, typed, number))
+        check_typed(typed_values(words), parsed.get(parsed.get("subcommand") or "", parsed))
         return parsed
 
     def format_help(self) -> str:
@@ -139,6 +136,29 @@ class OneLineParser(ArgumentParser):
         if isinstance(value, float) and isinstance(checked, int):  # the command line does the same
             raise TypeError(f"Parser key \"{key}\": Expected a <class 'int'>. Got value: {value}")
         return checked
+
+
+def check_typed(typed: dict[str, str], settings: Namespace) -> None:
+    """Check the options of a command line, when the settings of its files are known too.
+
+    Args:
+        typed: Text after each option, by key.
+        settings: All settings.
+
+    Raises:
+        UserError: YAML would read something else than was typed, or an option has no effect.
+    """
+    for key, text in typed.items():
+        value = settings.get(key)
+        if isinstance(value, int | float | dict | Namespace):
+            try:
+                yaml.load(f"? {key}\n: {text}", UniqueKeyLoader)
+            except yaml.constructor.ConstructorError as error:
+                raise UserError(f"--{key}: {error.problem}") from error
+        for row in NO_EFFECT if str(value) not in ("None", "False", "") else ():
+            other = str(settings.get(row["other"], ""))
+            if re.fullmatch(row["keys"], key) and re.fullmatch(row["value"], other):
+                raise UserError(f"--{key} has no effect {row['fix']}")
 
 
 def check_plain(key: str, value: Any) -> None:
@@ -317,7 +337,8 @@ def split_fit_options(
     Options of `fit` have a dot in their name (--model.learning_rate) or are among `others`. The
     value after an option goes with it.
     """
-    own, fit, rest = list[str](), list[str](), list(args)
+    own, fit = list[str](), list[str]()
+    rest = ["--config" if arg == "-c" else arg for arg in args]
     while rest:
         arg = rest.pop(0)
         name, equals, _ = arg.partition("=")
@@ -348,7 +369,7 @@ def config_file(name: str) -> Path:
         return CONFIGS / f"{name}.yaml"
     if name and path.exists():
         return path
-    candidates = [*config_names(), *map(str, path.parent.glob("*.yaml"))]
+    candidates = [*config_names(), *map(str, filter(Path.exists, path.parent.glob("*.yaml")))]
     hint = nearest(path.stem, config_names()) or nearest(name, candidates)
     raise UserError(
         f"--config {name or repr(name)}: no such file or configuration{hint}; "
@@ -357,7 +378,7 @@ def config_file(name: str) -> Path:
 
 
 def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
-    """Return arguments with the path of each configuration in place of its name.
+    """Return the `joined` arguments with the path of each configuration in place of its name.
 
     `--model.network.class_path X` becomes `--model.network X`.
 
@@ -367,35 +388,21 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
 
     Raises:
         UserError: A configuration is missing, is no mapping in YAML, sets a key twice, or is the
-            first and an overlay of a run that is not given; or an option has no effect.
+            first and an overlay of a run that is not given.
     """
-    typed = typed_values(args)
-    dataset = typed.get("data.dataset", "null")
-    for key in ("tokenizer", "val_fraction") if dataset not in ("", "null") else ():
-        if f"data.{key}" in typed:
-            raise UserError(f"--data.{key} has no effect with --data.dataset: leave it out")
-    resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
-    names = config_arguments(args)
-    for i, name in names.items():
-        path = config_file(name)
+    words = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in joined(args)]
+    configs = [i for i, word in enumerate(words) if word.startswith("--config=")]
+    for i in configs:
+        path = config_file(words[i].removeprefix("--config="))
         read_config(path, keys)
         overlay = re.match(r"# Overlay of ([^.]+)\.", path.read_text(encoding="utf-8"))
-        if overlay and i == min(names):
+        if overlay and i == configs[0]:
             raise UserError(
                 f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
                 f"--config RUN --config {path}"
             )
-        resolved[i] = f"--config={path}" if args[i].startswith("--config=") else str(path)
-    return resolved
-
-
-def config_arguments(args: list[str]) -> dict[int, str]:
-    """Return the values of --config or -c, by the indices of their arguments."""
-    return {
-        i: arg.removeprefix("--config=")
-        for i, arg in enumerate(args)
-        if arg.startswith("--config=") or (i > 0 and args[i - 1] in ("--config", "-c"))
-    }
+        words[i] = f"--config={path}"
+    return words
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -407,9 +414,11 @@ class UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [str(key.value) for key, _ in node.value]
         for i, (key, value) in enumerate(node.value):
-            problem = f"{names[i]!r} is set twice" if names[i] in names[:i] else ""
+            twice = f"{names[i]!r} is set twice: remove one of the two"
+            problem = twice if names[i] in names[:i] else ""
             if value.tag.endswith((":int", ":float")) and OTHER_BASE.fullmatch(value.value):
-                problem = IN_OTHER_BASE.format(names[i], value.value, self.construct_object(value))
+                number = self.construct_object(value)
+                problem = f"{value.value} is read as {number}: write {number}, or quote the text"
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
@@ -440,15 +449,19 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
         raise UserError(f"{where}{explain_yaml(error)}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{where} holds no keys: expected YAML such as `trainer: {{max_steps: 9}}`")
-    sections = list(settings.items())
-    for name, section in sections:  # which grows by the sections below
-        below = [key for key in keys if key.startswith(f"{name}.") and key[-5:] != ".help"]
-        if below and not isinstance(section, dict):
-            raise UserError(
-                f"{where}: {name} is {section!r}; expected keys below it, such as {below[0]}; "
-                "remove the line if there are none"
-            )
-        sections += [(f"{name}.{key}", value) for key, value in section.items()] if below else []
+    sections = [("", settings)]
+    for prefix, section in sections:  # which grows by the sections below
+        for name, value in section.items():
+            key = f"{prefix}{name}"
+            below = [each for each in keys if each.startswith(f"{key}.") and each[-5:] != ".help"]
+            if below and not isinstance(value, dict):
+                raise UserError(
+                    f"{where}: {key} is {value!r}; expected keys below it, such as {below[0]}; "
+                    "remove the line if there are none"
+                )
+            if any(f"{name}".startswith(f"{other}.") for other in section):  # one would be lost
+                raise UserError(f"{where}: {key} is beside its section: move it into the section")
+            sections += [(f"{key}.", value)] if below else []
     return settings
 
 

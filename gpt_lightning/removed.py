@@ -4,8 +4,6 @@ A key with its old default is dropped, because it changed nothing. Another value
 message says what to do.
 """
 
-from itertools import zip_longest
-
 import yaml
 
 from gpt_lightning.errors import UserError
@@ -41,11 +39,11 @@ def without_removed(settings: Fields, prefix: str = "", trained: bool = False) -
 
 
 def check_options(args: list[str]) -> None:
-    """Raise a UserError if an option of a command line is a key that this version no longer has."""
-    for arg, following in zip_longest(args, args[1:]):
-        key, equals, value = arg.removeprefix("--").partition("=")
-        row = REMOVED.get(key) if arg.startswith("--") else None
-        if row and row.get("value") in (None, value if equals else following):
+    """Raise a UserError if an option, --key=value, is a key that this version no longer has."""
+    for arg in args:
+        key, _, value = arg.removeprefix("--").partition("=")
+        row = REMOVED.get(key)
+        if row and row.get("value") in (None, value):
             raise UserError(f"{arg}: {row['fix']}")
 
 

@@ -133,8 +133,7 @@ def test_a_name_is_a_file_of_configs_unless_there_is_a_file_of_that_name(tmp_pat
     assert config_file("quickstart") == CONFIGS / "quickstart.yaml"
     assert resolve_configs(["fit", "--config", "quickstart", "--config=model/gpt2", "--x"]) == [
         "fit",
-        "--config",
-        str(CONFIGS / "quickstart.yaml"),
+        f"--config={CONFIGS / 'quickstart.yaml'}",
         f"--config={CONFIGS / 'model' / 'gpt2.yaml'}",
         "--x",
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.parsing import config_arguments, resolve_configs
+from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import read_rows
 
@@ -57,8 +57,7 @@ def doctor(
         except (ImportError, OSError) as error:
             raise UserError(f"PyTorch cannot be imported ({error}): install it again") from error
         return check_machine(json)
-    words = resolve_configs(options)
-    paths = [*config_arguments(words).values()]
+    paths = [word for word in resolve_configs(options) if word.startswith("--config=")]
     if not resume or not paths or json:
         raise UserError(
             "give doctor --resume --config quickstart (or your configuration), doctor --json, or "

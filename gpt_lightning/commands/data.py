@@ -41,9 +41,6 @@ def data(
     """
     path = Path(folder)
     if action == "verify":
-        if (offset, length, split) != (0, 200, None):
-            options = "--offset, --length and --split"
-            raise UserError(f"{options} are for `gpt-lightning data inspect`: leave them out")
         return verify(path)
     manifest = load_manifest(path)
     chosen = pick(split or next(iter(manifest.splits)), manifest.splits, f"{folder}: --split")

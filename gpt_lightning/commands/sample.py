@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gpt_lightning.data.tokenizers import TextStream, Tokenizer, start_tokens
-from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
+from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory, reason_of
 from gpt_lightning.files import Fields, explained, new_path
 from gpt_lightning.parsing import Seed, TopP
 from gpt_lightning.runs.folders import find_checkpoint
@@ -76,14 +76,12 @@ def sample(
     """
     asks = not (prompt or prompts or out or json) and sys.stdin.isatty() and sys.stdout.isatty()
     given = read_prompts(prompt, prompts)
-    if json and out is not None:
-        raise UserError("--json and --out are both given: remove one")
     if "" in (stop or ()):
         raise UserError("--stop is empty: give the text before which a text ends, or leave it out")
     if out is not None:
         new_path("--out", out)  # checked before the model is read
     n_tokens = len(given) * num_samples * max_new_tokens
-    path = last_checkpoint(path) if ckpt_path == "last" else path
+    path = str(find_checkpoint(Path(path), last=True)) if ckpt_path == "last" else path
     decoder, tokenizer = load(path, device, dtype, n_tokens, network, sys.stderr if json else None)
 
     from gpt_lightning.model.generate import generate  # it imports torch, which takes seconds
@@ -96,13 +94,6 @@ def sample(
     with reporting(out, batch_size, json) as report:
         for batch in chain.from_iterable(equal_lengths(each, batch_size) for each in rounds):
             complete(batch, draw, decoder.device, report)
-
-
-def last_checkpoint(path: str) -> str:
-    """Return the newest checkpoint of a run folder."""
-    if "://" in path:
-        raise UserError(f"{path} is no run folder of this machine: leave --ckpt_path last out")
-    return str(find_checkpoint(Path(path), last=True))
 
 
 def load(
@@ -140,17 +131,14 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
         prompts: Value of --prompts. Blank lines of the file are skipped.
 
     Raises:
-        UserError: Both are given, the file has no prompt, or a line of a .jsonl is not an object
-            with a prompt.
+        UserError: The file has no prompt, or a line of a .jsonl is not an object with a prompt.
     """
     if prompts is None:
         return [("--prompt", prompt)]
-    if prompt:
-        raise UserError("--prompt and --prompts are both given: remove one")
     try:
         lines = Path(prompts).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts: cannot read {prompts}: {error}") from error
+        raise UserError(f"--prompts {prompts}: {reason_of(error)}; give text in UTF-8") from error
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -313,8 +301,8 @@ def reporting(out: str | None, batch_size: int, as_json: bool) -> Iterator[Repor
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        fix = f"lower --batch_size {batch_size} or --max_new_tokens"
-        raise MemoryExhaustedError(f"out of memory: {fix}") from error
+        size = f"--batch_size {batch_size} or " if batch_size > 1 else ""
+        raise MemoryExhaustedError(f"out of memory: lower {size}--max_new_tokens") from error
 
 
 def print_texts(batch: Sequence[Text]) -> None:
