@@ -13,6 +13,7 @@ from gpt_lightning.removed import REMOVED
 
 # sections of hints.yaml: words, instead, messages, expected, yaml
 HINTS: Fields = yaml_beside(__file__)
+DASHES = "-\u2013\u2014"  # text editors type the last two
 PLAIN = {"NoneType": "null", "None": "null", "True": "true", "False": "false"}
 
 
@@ -45,16 +46,16 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
 
 def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[str]) -> str:
     """Return the error of an argument that no option takes; empty without a better hint."""
-    name, equals, value = given.lstrip("-").partition("=")
-    if given.startswith("-"):
-        if name in options and given != f"--{given.lstrip('-')}":
+    name, equals, value = given.lstrip(DASHES).partition("=")
+    if given[0] in DASHES:
+        if name in options and given != f"--{given.lstrip(DASHES)}":
             return f"unknown argument {given!r}: did you mean '--{name}'?"
         if name in positionals:
             return f"unknown key {name!r}: give the value alone, without --{name}"
         return f"unknown key {name!r}{hint}" if (hint := hint_at(name, options)) else ""
     if equals and (key := suggestion(name, options)):
         return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
-    if Path(given).suffix in (".yaml", ".yml", ".py") and "config" in options:
+    if Path(given).suffix.lower() in (".yaml", ".yml", ".py") and "config" in options:
         return f"unknown argument {given!r}: did you mean '--config {given}'?"
     return f"unknown argument {given!r}: remove it, or quote the value that it is a part of"
 
@@ -159,4 +160,5 @@ def explain_yaml(error: yaml.YAMLError) -> str:
     problem = (problem or one_line(error)).replace("tag:yaml.org,2002:", "!!")
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")
-    return f"{place}: {problem if 'read as' in problem else f'not YAML ({problem})'}; {fix}"
+    known = re.search("is (set|read) ", problem)  # UniqueKeyLoader's, with the fix
+    return f"{place}: {problem}" if known else f"{place}: not YAML ({problem}); {fix}"

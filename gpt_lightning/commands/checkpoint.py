@@ -30,8 +30,6 @@ def checkpoint(
         from gpt_lightning.runs.folders import find_checkpoint
 
         return convert(find_checkpoint(Path(path), last=True), out, sharded)
-    if out is not None or sharded:
-        raise UserError("--out and --sharded are for `gpt-lightning checkpoint convert`")
     files = checkpoint_files(Path(path))
     if action == "verify":
         return verify(files)
@@ -55,7 +53,8 @@ def checkpoint_files(path: Path) -> list[Path]:
         return [path]
     runs = map(RunPaths, run_folders(path))
     files = [saved.path for run in runs for saved in reversed(run.saved())]
-    return files or [s.path for s in reversed(saved_checkpoints(find_checkpoint(path).parent))]
+    found = find_checkpoint(path)
+    return files or [s.path for s in reversed(saved_checkpoints(found.parent))] or [found]
 
 
 def verify(files: list[Path]) -> None:

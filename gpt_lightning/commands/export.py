@@ -41,7 +41,7 @@ def export(source: str, to: str | None = None) -> None:
             nanoGPT's sample.py and for its train.py with --init_from=resume.
     """
     out = new_path("--to", to)
-    if out.suffix in (".ckpt", ".safetensors", ".bin", ".pth", ".gguf"):
+    if out.suffix in (".ckpt", ".safetensors", ".bin", ".pth", ".gguf", ".onnx", ".PT"):
         raise UserError(f"--to {out} is the name of a file: give a new folder, or a file .pt")
 
     from gpt_lightning.model import huggingface
@@ -109,7 +109,7 @@ def write_nanogpt(found: Any, tokenizer: Tokenizer, out: Path) -> None:
         write_atomic(meta, characters)
     state = "AdamW's state" if content["optimizer"]["state"] else "a new AdamW"
     print(f"wrote       {', '.join([str(out), *files])}: step {content['iter_num']}, {state}")
-    print(f"use         in nanoGPT's folder: python sample.py --out_dir={folder}")
+    print(f"use         as ckpt.pt, in nanoGPT's folder: python sample.py --out_dir={folder}")
     for name in files:
         print(f"note        sample.py reads data/{folder.name}/{name} there: copy {meta} to it")
     if found.config().activation != "gelu":

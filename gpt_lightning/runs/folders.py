@@ -137,9 +137,11 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
     if run := choose_run(path, RunPaths.saved):
         saved = run.saved()
         return (saved[0] if last else best_of(saved)).path
+    if (nanogpt := path / "ckpt.pt").is_file():
+        return nanogpt
     problem = "has no checkpoints/*.ckpt" if path.exists() else "does not exist"
     fix = f"train one with `{program()} fit --config quickstart`"
-    if (path / "config.json").is_file():
+    if any(path.glob("*.safetensors")):
         problem = "is a model in Hugging Face's format and no run"
         again = shell_command(["import", str(path), "--out", "new.ckpt"])
         fix = f"make a checkpoint of it with `{again}`, or train it with fit --model.init_from"
@@ -373,4 +375,4 @@ def check_regular(path: Path) -> None:
         UserError: The path does not exist, or is a folder, a pipe or a device.
     """
     with explained("read", path, FIX):
-        files.check_regular(path, "give a checkpoint, or a run folder")
+        files.check_regular(path, "give a checkpoint, or a model as --model.init_from")

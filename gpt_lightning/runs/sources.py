@@ -26,6 +26,7 @@ from gpt_lightning.model.weights import (
     nanogpt_meta_files,
     read_nanogpt,
 )
+from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, sort_saved
 
@@ -50,7 +51,10 @@ def read_source(
     """
     if not str(source):
         raise UserError("the model's path is empty: give a run, lightning_logs/NAME")
-    path = Path(source) if str(source) in SIZES else find_model(source)
+    try:
+        path = Path(source) if str(source) in SIZES else find_model(source)
+    except UserError as error:
+        raise UserError(f"{error}{nearest(Path(source).name.lower(), SIZES)}") from error
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
