@@ -47,12 +47,11 @@ def runs(
     found = [summarize(path, root) for path in find_runs(root)]
     if not found:
         raise UserError(f"no run in {root}: train one, `{program()} fit --config quickstart`")
-    pattern = name.replace("[", "[[]")  # no class of characters: a name may have brackets
+    pattern = name.replace("[", "[[]") + "/*"  # no class of characters: a name may have brackets
     shown = [
         row
         for row in sorted(found, key=lambda row: (row["started"], row["run"]))
-        if state in (None, row["state"])
-        and (fnmatch(row["run"], pattern) or fnmatch(row["run"].partition("/")[0], pattern))
+        if state in (None, row["state"]) and fnmatch(f"{row['run']}/", pattern)
     ]
     if json:
         print_json(shown)
@@ -74,7 +73,8 @@ def compare(runs: list[Path], as_json: bool) -> None:
             row["settings"] = {key: own.get(key) for key in differ}
         return print_json(rows)
     lines = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
-    print_table([*lines, *((key, *(str(own.get(key)) for own in settings)) for key in differ)])
+    lines += [(key, *(str(own.get(key)) for own in settings)) for key in differ]
+    print_table(lines)
     plot([str(path) for path in runs])
 
 
@@ -107,6 +107,9 @@ def print_table(lines: Sequence[Sequence[str]], columns: Sequence[dict[str, str]
     for line in lines:
         cells = zip(line, signs, widths, strict=False)
         print("  ".join(f"{text[:width]:{sign}{width}}" for text, sign, width in cells).rstrip())
+    hidden = ", ".join(lines[0][len(widths) :])
+    if hidden:
+        print(f"not shown: {hidden}; --json has all")
 
 
 # ---- pictures ------------------------------------------------------------------------------------

@@ -151,13 +151,11 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
 
 def json_prompt(place: str, line: str) -> str:
     """Return the value of the key prompt in a line of JSON."""
-    try:
+    with suppress(ValueError, TypeError, LookupError, RecursionError):
         prompt = loads(line)["prompt"]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise UserError(f'{place}: expected an object such as {{"prompt": "Once upon a time"}}')
-    return prompt
+        if isinstance(prompt, str):
+            return prompt
+    raise UserError(f'{place}: expected an object such as {{"prompt": "Once upon a time"}}')
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -326,6 +324,5 @@ def write_lines(file: TextIO, batch: Sequence[Text]) -> None:
     for text in batch:
         if text.ended and not text.reported:
             line = {key: getattr(text, key) for key in ("prompt", "text", "seed", "tokens")}
-            file.write(dumps(line) + "\n")
-            file.flush()
+            print(dumps(line), file=file, flush=True)
             text.reported = True

@@ -28,7 +28,7 @@ NAMES = RunPaths(Path())
 KINDS: Fields = dict.fromkeys(("event", "name", "state", "reason"), str)
 KINDS |= {"time": int | float, "seconds": int | float | dict, "settings": dict, "steps": int}
 NEEDED = {"begin": "steps", "settings": "settings", "phase": "name seconds", "end": "state reason"}
-TAKE: Fields = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
+TAKE: Fields = {"min": min, "median": statistics.median, "max": max}
 
 
 # ---- written by a run ---------------------------------------------------------------------------
@@ -38,10 +38,11 @@ class Timeline:
     """Events of a session in the run's `timeline.jsonl`, one JSON object a line.
 
     Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
-    steps of the whole run, or 0; `settings` with all `settings` of the session; `phase` with `name`
-    and `seconds`, at the end of each time that is no training, and for a stall; `end` with `state`,
-    `reason`, and `seconds` by phase. The run's lock is held while the session lives, so that one
-    without an end is known to run or to be killed.
+    steps of the whole run, or 0, and `peak_flops`, to which MFU is relative, or null; `settings`
+    with all `settings` of the session; `phase` with `name` and `seconds`, at the end of each time
+    that is no training, and for a stall; `tokens` with `perf/tokens`, those of the whole run; `end`
+    with `state`, `reason`, and `seconds` by phase. The run's lock is held while the session lives,
+    so that one without an end is known to run or to be killed.
 
     Args:
         folder: Run folder.
@@ -195,14 +196,14 @@ def read_changes(run: Path) -> Fields:
     Raises:
         UserError: config.yaml or timeline.jsonl is damaged.
     """
-    sessions = [(0, read_settings(run))]
     events = [event for event in read_events(run) if event["event"] == "settings"]
-    sessions = [(event["step"], flat(event["settings"])) for event in events] or sessions
-    words, last = sessions[0][1], sessions[0][1]
-    for step, settings in sessions[1:]:
+    sessions = [(event["step"], flat(event["settings"])) for event in events]
+    sessions = sessions or [(0, read_settings(run))]
+    words = sessions[0][1]
+    for (_, last), (step, settings) in pairwise(sessions):
         changed = {key for key in settings if key in last and settings[key] != last[key]}
         texts = {key: f"{words[key]} -> {settings[key]} at step {step}" for key in changed}
-        words, last = settings | words | texts, settings
+        words = settings | words | texts
     return words
 
 
@@ -249,13 +250,14 @@ def figures(run: Path) -> Fields:
     rows, events = read_rows(RunPaths(run).metrics), read_events(run)
     begins = [event for event in events if event["event"] == "begin"]
     total = begins[-1]["steps"] if begins else read_settings(run).get("trainer.max_steps") or 0
-    ends = [*events, *rows[:1], *rows[-1:]]
+    ends = events + rows[:1] + rows[-1:]
     saved = RunPaths(run).saved()[:1]
     steps = max([row["step"] for row in ends] + [file.step for file in saved], default=0)
     found = {"steps": steps, "max_steps": total if total > 0 else None}
     found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
     for name, column in COLUMNS.items():
-        values = [float(row[column["metric"]]) for row in rows if row.get(column.get("metric", ""))]
+        metric = column.get("metric", "")
+        values = [float(row[metric]) for row in rows + events if row.get(metric)]
         if values:
             found[name] = TAKE[column["take"]](values)
     return found | ({"started": in_words(min(row["time"] for row in ends))} if ends else {})
@@ -330,15 +332,14 @@ def tokens_at(steps: list[int], rows: list[Fields]) -> list[float]:
     import numpy as np  # only curves need it
 
     counts = {0: 0.0} | {row["step"]: row["perf/tokens"] for row in rows if row.get("perf/tokens")}
-    at, last = np.array(steps, dtype=float), max(counts)
-    later = at * (counts[last] / last if last else nan)
-    known = np.interp(at, list(counts), list(counts.values()))
-    return [float(count) for count in np.where(at > last, later, known)]
+    last, end = max(counts), max(0, *counts, *steps)
+    counts[end] = counts[last] / last * end if last else nan
+    return np.interp(steps, list(counts), list(counts.values())).tolist()
 
 
 def wall_clock(rows: list[Fields], events: list[Fields]) -> Callable[[float], float]:
     """Return the function from a time to the wall seconds of the run's sessions until then."""
-    marks = sorted((row["time"], row.get("event") == "begin") for row in (*rows, *events))
+    marks = sorted((row["time"], row.get("event") == "begin") for row in rows + events)
     # time at which a session begins, and seconds to take away from its times
     sessions = [(marks[0][0], marks[0][0])] if marks else []
     for (last, _), (now, begins) in pairwise(marks):

@@ -51,7 +51,7 @@ def printed(capsys, *options) -> str:
 
 def test_the_list_is_sorted_by_the_time_of_the_start(logs, capsys):
     lines = printed(capsys).splitlines()
-    titles = "run state steps of val/loss tokens/s started MFU tokens MB"
+    titles = "run state steps of val/loss tokens/s started MFU peak tokens MB reason"
     assert lines[0].split() == titles.split()
     assert [line.split()[0] for line in lines[1:3]] == ["new/version_1", "new/version_0"]
     assert lines[1].split()[:5] == ["new/version_1", "stopped", "2", "3", "2.5000"]
@@ -99,7 +99,7 @@ def test_a_name_may_have_brackets(logs, capsys):
 
 @pytest.mark.parametrize(
     ("columns", "last"),
-    [(20, "val/loss"), (50, "val/loss"), (60, "tokens/s"), (80, "started"), (200, "MB")],
+    [(20, "val/loss"), (50, "val/loss"), (60, "tokens/s"), (80, "started"), (200, "reason")],
 )
 def test_a_narrow_terminal_has_the_first_columns(logs, columns, last, monkeypatch, capsys):
     end = {"event": "end", "time": 1e6, "step": 3, "state": "failed", "reason": "no memory " * 30}
@@ -107,9 +107,9 @@ def test_a_narrow_terminal_has_the_first_columns(logs, columns, last, monkeypatc
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     lines = printed(capsys, "--name=new").splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 3 + lines[-1].endswith("reason; --json has all")
     assert lines[0].split()[-1] == last
-    assert max(map(len, lines)) <= max(columns, 48)  # five columns at least
+    assert max(map(len, lines[:3])) <= max(columns, 48)  # five columns at least
     assert any(line.endswith("no memory") for line in lines) == (columns == 200)
 
 

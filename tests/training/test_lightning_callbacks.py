@@ -39,11 +39,11 @@ def test_validate_gives_the_value_of_the_average(capsys):
     [
         (
             ["--model.schedule=cosine", "--model.warmup_steps=100"],
-            "schedule    the run ends at step 2, in the warm-up of 100 steps",
+            "schedule    the run ends at step 2, the cosine schedule at 100, its warm-up at 100",
         ),
         (
             ["--model.schedule=cosine", "--model.decay_steps=30"],
-            "schedule    the run ends at step 2, before the cosine decay's end at 30",
+            "schedule    the run ends at step 2, the cosine schedule at 30, its warm-up at 0",
         ),
         (
             ["--trainer.accumulate_grad_batches=2"],

@@ -29,7 +29,8 @@ from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
 LINE_S = 60.0  # longest time between two lines of training
 Facts = dict[str, str]  # name -> text of a line
-PASTED = ("sample", "look", "in browser")  # commands and an address: their lines are not broken
+# commands and an address: their lines are not broken
+PASTED = ("sample", "validate", "look", "in browser")
 METRICS = {
     "train/loss": "loss {:.4f}",
     "perf/step_ms": "{:.1f} ms/step",
@@ -43,6 +44,7 @@ class RunReport(Callback):
 
     def __init__(self) -> None:
         self.trained = False  # this session has trained
+        self.validated = 0  # step of the last validation
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
@@ -104,6 +106,7 @@ class RunReport(Callback):
             print_facts(trainer, self._summary(trainer, pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated = trainer.global_step
         split = "test" if trainer.testing else "val"
         if trainer.is_global_zero and not steps.is_fitting(trainer):
             print(evaluation_line(trainer.callback_metrics, split), flush=True)
@@ -124,11 +127,13 @@ class RunReport(Callback):
             facts |= speed_facts(speed, module)
         folder = run_folder(trainer)
         if checkpoint and checkpoint.enabled and folder:
-            facts["sample"] = f"{program()} sample {shlex.quote(str(folder))}"
+            run = shlex.quote(str(folder))
+            facts["sample"] = f"{program()} sample {run}"
+            if self.validated < trainer.global_step and any(trainer.num_val_batches):
+                facts["validate"] = f"{program()} validate {run} --ckpt_path last"
         for events in trainer.loggers:
             if isinstance(events, TensorBoardLogger):
-                logs = shlex.quote(str(events.save_dir))
-                facts["look"] = f"{program('tensorboard')} --logdir {logs}"
+                facts["look"] = f"{program('tensorboard')} --logdir {shlex.quote(events.save_dir)}"
             if isinstance(events, RunEvents):
                 facts["in browser"] = PAGE
         return facts
@@ -165,10 +170,8 @@ def unfinished_schedule(module: GPTModule, total: int) -> str:
     end = max(settings.warmup_steps, module.decay_steps)
     if settings.schedule == "constant" or not 0 < total < end:
         return ""
-    where = f"before the {settings.schedule} decay's end at {end:,}"
-    if total <= settings.warmup_steps:
-        where = f"in the warm-up of {settings.warmup_steps:,} steps"
-    return f"the run ends at step {total:,}, {where}"
+    ends = f"the {settings.schedule} schedule at {end:,}, its warm-up at {settings.warmup_steps:,}"
+    return f"the run ends at step {total:,}, {ends}"
 
 
 def none_due(trainer: Trainer) -> str:
@@ -232,7 +235,6 @@ class StepProgress(ProgressBar):
         self.is_enabled = True
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
         self._total = self._first = self._step = self._every = 0
-        self._metrics = ""  # last log step or line
         self._printed = 0.0  # time of the last line
 
     def disable(self) -> None:
@@ -264,7 +266,7 @@ class StepProgress(ProgressBar):
                 dynamic_ncols=terminal,
                 mininterval=0.1 if terminal else math.inf,
                 smoothing=0,  # the mean rate, which includes validations
-                bar_format="{desc}{remaining} left" + " {bar}" * terminal,
+                bar_format="{desc}{remaining} left{postfix}" + " {bar}" * terminal,
             )
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -280,8 +282,8 @@ class StepProgress(ProgressBar):
         if line or steps.at_log_step(trainer, step):  # the device is synchronized
             known = trainer.callback_metrics
             parts = [text.format(float(known[k])) for k, text in METRICS.items() if k in known]
-            self._metrics = f"{', '.join(parts)} | " if parts else ""
-        bar.set_description_str(f"{self._position()} | {self._metrics}", refresh=False)
+            bar.set_postfix_str(", ".join(parts), refresh=False)
+        bar.set_description_str(f"{self._position()} | ", refresh=False)
         bar.update(step - bar.n)
         if line:
             self._printed = now
@@ -333,6 +335,5 @@ def evaluated_part(metrics: Fields, split: str) -> str:
     tokens, whole = metrics.get(f"{split}/tokens"), metrics.get(f"{split}/split_tokens")
     if tokens is None:
         return ""
-    return f" on {int(tokens):,} " + (
-        "random tokens" if whole is None else f"of {int(whole):,} tokens"
-    )
+    part = "random" if whole is None else f"of {int(whole):,}"
+    return f" on {int(tokens):,} {part} tokens"

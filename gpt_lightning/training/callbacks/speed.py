@@ -73,8 +73,6 @@ class SpeedMonitor(StepCallback):
         self._begin: Timestamp | None = None  # start of the current interval of training
         self._intervals: list[Interval] = []  # parts of the current step
         self._step_tokens = 0  # the current step's
-        self._step = 0
-        self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
         self._measured_steps = 0
         # steps after warm-up: intervals and tokens until they are logged, then seconds and tokens
         self._window: list[tuple[list[Interval], int]] = []
@@ -94,11 +92,12 @@ class SpeedMonitor(StepCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        self._waited = (0.0, self._step)
+        self._waited = (0.0, self._step)  # seconds waited for data, and steps, at the last log
         self._enter("start-up")  # a sanity check has ended
         if (logger := steps.run_logger(trainer)) and trainer.is_global_zero:
             self.timeline = Timeline(logger.folder)
-            self.timeline.write("begin", self._step, steps=steps.total_steps(trainer))
+            total, peak = steps.total_steps(trainer), self.peak and self.peak.flops
+            self.timeline.write("begin", self._step, steps=total, peak_flops=peak)
             self.clock.on_end = self._note_phase
 
     def _note_phase(self, name: str, seconds: float) -> None:
@@ -119,6 +118,7 @@ class SpeedMonitor(StepCallback):
         timeline, self.timeline = self.timeline, None
         if timeline:
             seconds = {name: round(s, 3) for name, s in self.clock.seconds().items()}
+            timeline.write("tokens", trainer.global_step, **{"perf/tokens": self.tokens})
             timeline.end(trainer.global_step, reason, seconds)
 
     def before_validation(self, trainer: Trainer) -> None:

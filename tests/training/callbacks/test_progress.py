@@ -149,7 +149,7 @@ def test_the_bar_shows_first_what_matters_most(clock, monkeypatch, columns):
     progress.on_train_batch_end(trainer, None, None, None, 0)
     drawn = screen.drawn().split("\r")[-1]
     progress.on_train_end()  # another bar would be drawn below it
-    line = "step    2/2400 | loss 1.2051, 28.3 ms/step, 71,974 tokens/s, MFU 30.3% | 1:19:56 left"
+    line = "step    2/2400 | 1:19:56 left, loss 1.2051, 28.3 ms/step, 71,974 tokens/s, MFU 30.3%"
     assert drawn.startswith(line[: columns - 1])
     assert len(drawn.rstrip()) < columns
 
@@ -167,4 +167,4 @@ def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     progress.on_train_end()
     trained(progress, trainer, 10)
     progress.on_train_end(trainer, None)
-    assert "step 10/10 | loss 1.5000 | " in screen.drawn()
+    assert "step 10/10 | ? left, loss 1.5000" in screen.drawn()

@@ -254,7 +254,8 @@ def test_the_phases_add_up_to_the_wall_time(text_file, time):
 def test_the_timeline_has_the_phases_and_the_stalls(text_file, time, monkeypatch, tmp_path):
     monkeypatch.setattr(speed.steps, "run_logger", lambda trainer: SimpleNamespace(folder=tmp_path))
     _, _, monitor, _ = run(text_file, time, slow_step=6, slow_s=1.0)
-    begin, *phases, end = read_events(tmp_path)
+    begin, *phases, tokens, end = read_events(tmp_path)
+    assert tokens["perf/tokens"] == monitor.tokens
     assert (begin["event"], begin["step"], begin["steps"]) == ("begin", 0, 8)
     assert (end["event"], end["step"], end["state"]) == ("end", 8, "finished")
     seconds: dict = {}
