@@ -174,8 +174,8 @@ class CharTokenizer(Tokenizer):
             at = np.argmax(ids < 0)
             raise UserError(
                 f"character {text[at]!r} at position {at:,} is not among the {self.vocab_size} "
-                "characters of the vocabulary: remove it, or prepare the data with the tokenizer "
-                "byte"
+                "characters of the vocabulary: remove it, or train a new run with "
+                "--data.tokenizer byte"
             )
         return ids.astype(token_dtype(self.vocab_size))
 

@@ -86,9 +86,9 @@ class Target:
         if not differences:
             return manifest
         if not self.overwrite:
-            differ = "; ".join(differences)
             again = prepare_command(self.source, self.wanted | self.typed, self.name)
-            raise UserError(f"{self.name} was prepared with {differ}: {again} replaces it")
+            fix = f"{again} replaces it; its runs then resume with --data.allow_changes true"
+            raise UserError(f"{self.name} was prepared with {'; '.join(differences)}: {fix}")
         _check_deletable(self.name, entries)
         return None
 
