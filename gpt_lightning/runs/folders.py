@@ -139,7 +139,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
         return (saved[0] if last else best_of(saved)).path
     if (nanogpt := path / "ckpt.pt").is_file():
         return nanogpt
-    problem = "has no checkpoints/*.ckpt" if path.exists() else "does not exist"
+    problem = "has no checkpoints/step-*.ckpt" if path.exists() else "does not exist"
     fix = f"train one with `{program()} fit --config quickstart`"
     if any(path.glob("*.safetensors")):
         problem = "is a model in Hugging Face's format and no run"

@@ -65,7 +65,7 @@ def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
     assert find_checkpoint(tmp_path).name == "step-0000009.ckpt"
     file = tmp_path / "version_2" / "checkpoints" / "step-0000002.ckpt"
     assert find_checkpoint(file) == file
-    with pytest.raises(UserError, match=r"version_10 has no checkpoints/\*.ckpt"):
+    with pytest.raises(UserError, match=r"version_10 has no checkpoints/step-\*.ckpt"):
         find_checkpoint(tmp_path / "version_10")
     with pytest.raises(UserError, match="nowhere does not exist"):
         find_checkpoint(tmp_path / "nowhere")
