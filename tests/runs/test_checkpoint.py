@@ -69,7 +69,7 @@ def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
         find_checkpoint(tmp_path / "version_10")
     with pytest.raises(UserError, match="nowhere does not exist"):
         find_checkpoint(tmp_path / "nowhere")
-    (tmp_path / "other/config.json").touch()
+    (tmp_path / "other/model.safetensors").touch()
     with pytest.raises(UserError, match=r"other --out new\.ckpt"):
         find_checkpoint(tmp_path / "other")
 
