@@ -452,7 +452,7 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
     sections = [("", settings)]
     for prefix, section in sections:  # which grows by the sections below
         for name, value in section.items():
-            key = f"{prefix}{name}"
+            key = f"{prefix}{name}".removesuffix(".init_args")
             below = [each for each in keys if each.startswith(f"{key}.") and each[-5:] != ".help"]
             if below and not isinstance(value, dict):
                 raise UserError(

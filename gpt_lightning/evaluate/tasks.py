@@ -231,7 +231,7 @@ def task_names(text: str, known: Iterable[str] = TASKS) -> list[str]:
     Raises:
         UserError: There is no such task.
     """
-    return list(dict.fromkeys(pick(name, known, "no task") for name in text.split(",")))
+    return list(dict.fromkeys(pick(name.strip(), known, "no task") for name in text.split(",")))
 
 
 @dataclass(eq=False)
@@ -291,7 +291,7 @@ class Task:
         T, step = scorer.block_size, self.stride or scorer.block_size
         if step > T:
             raise UserError(f"--stride {step} is above the model's block_size: give 1 to {T}")
-        if whole := Path(source).is_file():
+        if whole := Path(source).is_file() or source.endswith(".txt"):
             with explained("read", source, "give the path of a text file"):
                 content = Path(source).read_bytes()
             try:

@@ -175,8 +175,8 @@ def check_folder(folder: str, logs: Path) -> None:
         raise UserError(
             f"checkpoint.folder {folder} would be lost with the process: give one such as s3://NAME"
         )
-    if remote.is_local(system) and Path(path).resolve() == logs.resolve():
-        raise UserError(f"checkpoint.folder {folder} has the runs themselves: choose another one")
+    if remote.is_local(system) and (Path(path).is_file() or Path(path).resolve() == logs.resolve()):
+        raise UserError(f"checkpoint.folder {folder} is a file, or has the runs: choose another")
 
 
 def restore(folder: str, runs: Path) -> None:

@@ -26,7 +26,6 @@ from gpt_lightning.model.weights import (
     nanogpt_meta_files,
     read_nanogpt,
 )
-from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, sort_saved
 
@@ -54,7 +53,8 @@ def read_source(
     try:
         path = Path(source) if str(source) in SIZES else find_model(source)
     except UserError as error:
-        raise UserError(f"{error}{nearest(Path(source).name.lower(), SIZES)}") from error
+        hint = f"; GPT-2 is {', '.join(SIZES)}" if "gpt" in str(source).lower() else ""
+        raise UserError(f"{error}{hint}") from error
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
