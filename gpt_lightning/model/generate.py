@@ -1,17 +1,20 @@
 """Sampling from a GPT, one token at a time."""
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.fast.decoder import Decoder, RecomputingDecoder
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.network import check_tokens
+from gpt_lightning.parsing import TopP, checked
 
 # one generator for all rows, or one for each row
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -19,6 +22,20 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 # not cuDNN's kernel, which takes 23 to 37 ms to plan for each new length of the cache
 EVERY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PACKED_FROM = 64  # tokens; laying out the weights takes as long as decoding some 20
+
+
+@checked("")
+@dataclass
+class Sampling:
+    """Numbers of `generate`, with their bounds."""
+
+    max_new_tokens: NonNegativeInt
+    temperature: NonNegativeFloat
+    top_k: PositiveInt | None
+    vocab_size: PositiveInt | None
+    top_p: TopP | None
+    min_p: TopP | None
+    repetition_penalty: PositiveFloat
 
 
 def generate(
@@ -66,18 +83,14 @@ def generate(
     Raises:
         UserError: An argument is out of bounds, or a logit is NaN or infinite.
     """
-    T, end = idx.size(1), idx.size(1) + max_new_tokens
-    if T < 1 or max_new_tokens < 0 or not 0.0 < repetition_penalty < math.inf:
-        raise UserError(
-            f"idx has {T} tokens, max_new_tokens is {max_new_tokens}, repetition_penalty "
-            f"{repetition_penalty}; expected at least 1 token, at least 0, and above 0"
-        )
+    how = Sampling(max_new_tokens, temperature, top_k, vocab_size, top_p, min_p, repetition_penalty)
+    if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
+        model = make_decoder(model, dtype, pack=how.max_new_tokens >= PACKED_FROM)
+    check_tokens("idx", idx, model.config)
+    T, end = idx.size(1), idx.size(1) + how.max_new_tokens
     plain = torch.autocast(idx.device.type, enabled=False)
     with torch.inference_mode(), plain, sdpa_kernel(EVERY_LENGTH):
-        if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
-            model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
         block_size = model.config.block_size
-        check_tokens(idx, model.config.vocab_size or 0)
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx
@@ -86,8 +99,10 @@ def generate(
             first = n - 1 if remembered else max(0, n - block_size)
             start = first if remembered else 0
             logits = model(tokens[:, first:n], start, caches).float()  # (B, V)
-            logits = penalized(logits, tokens[:, :n], repetition_penalty)[:, :vocab_size]
-            drawn = sample_token(logits, temperature, top_k, generator, top_p, min_p)  # (B, 1)
+            logits = penalized(logits, tokens[:, :n], how.repetition_penalty)[:, : how.vocab_size]
+            drawn = sample_token(
+                logits, how.temperature, how.top_k, generator, how.top_p, how.min_p
+            )
             tokens[:, n : n + 1] = drawn
             if on_tokens is not None and on_tokens(drawn[:, 0].tolist()):
                 tokens = tokens[:, : n + 1]
@@ -95,17 +110,12 @@ def generate(
     return tokens.clone()  # an inference tensor could not be trained on
 
 
-def check_tokens(idx: Tensor, vocab_size: int) -> None:
-    """Raise a UserError if a token is not of the model's vocabulary."""
-    if ((idx < 0) | (idx >= vocab_size)).any():
-        found = f"idx has tokens from {idx.min()} to {idx.max()}"
-        raise UserError(f"{found}; expected 0 to {vocab_size - 1}, the model's vocabulary")
-
-
 def make_decoder(model: nn.Module, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
     """Return the Decoder of a model; the arguments are those of Decoder."""
-    if dtype and not dtype.is_floating_point:
+    if dtype and dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"dtype is {dtype}; expected torch.bfloat16, torch.float32, or None")
+    if not hasattr(model, "config") or next(model.parameters(), None) is None:
+        raise UserError(f"model is a {type(model).__name__}; expected a GPT, or a network's object")
     if type(getattr(model, "_orig_mod", model)) is GPT:  # also in torch.compile's wrapper
         return Decoder(cast(GPT, model), dtype, pack)
     return RecomputingDecoder(model, dtype)
@@ -123,13 +133,6 @@ def sample_token(
 
     The filters and their order are those of transformers: temperature, top_k, top_p, min_p.
     """
-    top_k_is_fine = top_k is None or top_k >= 1
-    shares_are_fine = all(share is None or 0.0 < share <= 1.0 for share in (top_p, min_p))
-    if not (temperature >= 0.0 and top_k_is_fine and shares_are_fine):
-        raise UserError(
-            f"temperature is {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}; expected "
-            "at least 0, at least 1 or None, and shares above 0 and at most 1 or None"
-        )
     logits = logits / temperature if temperature else logits
     likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
     if not logits.gather(-1, likeliest).isfinite().all():

@@ -168,7 +168,8 @@ class Transformer(nn.Module):
     def forward(self, idx: Tensor) -> Tensor:
         """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
         T = idx.size(1)
-        assert self.wpe.num_embeddings >= T, "longer than block_size"
+        if self.wpe.num_embeddings < T:
+            raise UserError(f"idx has rows of {T} tokens: at most {self.wpe.num_embeddings} fit")
         pos = torch.arange(T, device=idx.device)  # (T,)
         x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
@@ -198,8 +199,11 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        if config.vocab_size is None:
-            raise UserError("vocab_size is null: set a number, or train on a prepared dataset")
+        if not isinstance(config, GPTConfig) or config.vocab_size is None:
+            raise UserError(
+                f"vocab_size is null in a {type(config).__name__}: give GPT a GPTConfig with a "
+                "number, or train on a prepared dataset"
+            )
         self.config = config
         self.transformer = Transformer(config)
         Head = NarrowHead if config.n_embd < MIN_COLUMNS else nn.Linear

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,10 +132,12 @@ class Network:
         """
         try:
             model = self.load()(config, **self.init_args)
+            signature(model.forward).bind("idx", "targets")
         except TypeError as error:
             raise UserError(
                 f"model.network {self.class_path} cannot be built ({cause(error)}); it is called "
-                "with a GPTConfig, and with model.network.init_args as keywords"
+                "with a GPTConfig, and with model.network.init_args as keywords, and its forward "
+                "with idx and targets"
             ) from error
         if not hasattr(model, "config"):
             model.config = config  # type: ignore[assignment]
@@ -163,6 +166,18 @@ def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: An
         f"{'without' if targets is None else 'with'} targets; expected a tensor: logits (B, T, V) "
         "without targets, their mean loss with targets"
     )
+
+
+def check_tokens(name: str, tokens: Any, config: GPTConfig) -> None:
+    """Raise a UserError unless an argument is integers (B, T) of a model's vocabulary."""
+    V, found = config.vocab_size or 0, f"is {tokens!r:.60}"
+    if isinstance(tokens, Tensor):
+        found = f"is {tokens.dtype} {tuple(tokens.shape)}"
+        if tokens.dim() == 2 and tokens.numel() and tokens.dtype in (torch.int64, torch.int32):
+            if 0 <= tokens.min() <= tokens.max() < V:
+                return
+            found = f"has tokens from {tokens.min()} to {tokens.max()}"
+    raise UserError(f"{name} {found}; expected int64 (B, T) from 0 to {V - 1}, the vocabulary")
 
 
 def build(network: Network | None, config: GPTConfig) -> Any:

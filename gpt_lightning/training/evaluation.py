@@ -58,10 +58,9 @@ class Evaluation:
             loss_sum, tokens = strategy.reduce(sums, reduce_op="sum")
             losses[name] = loss = loss_sum / tokens
             if not loss.isfinite():
-                raise UserError(
-                    f"the {name.replace('/', ' ')} is {loss.item()} at step {step}: lower "
-                    "model.learning_rate, or set trainer.gradient_clip_val"
-                )
+                fix = "lower model.learning_rate, or set trainer.gradient_clip_val"
+                fix = fix if tokens else "give the split a label other than -100"
+                raise UserError(f"the {name.replace('/', ' ')} is {loss} at step {step}: {fix}")
         return losses
 
 
@@ -119,7 +118,7 @@ class EvaluatedModule(LightningModule):
             # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
             metrics["step"] = float(step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
-        if data:
+        if data is not None:
             tokens = data.evaluated_part(
                 split, self._evaluation.positions * self.trainer.world_size
             )

@@ -20,7 +20,7 @@ from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.network import Network, count_flops, missing_network
+from gpt_lightning.model.network import Network, check_tokens, count_flops, missing_network
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -89,8 +89,12 @@ class GPTModule(EvaluatedModule):
         optimizers.load(self.settings)  # raises before anything is built
         self.micro_batches = 0
         self.stop_requested = False
+        self._loss: Tensor | None = None  # the current micro-batch's
         self._loss_sum: Any = 0.0  # sum over the current step's micro-batches
         self.seed: int | None = None
+        # a subclass may leave out setup or on_train_start
+        self._products_before = torch.get_float32_matmul_precision()
+        self._generator_state = torch.get_rng_state()
         self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
@@ -115,7 +119,7 @@ class GPTModule(EvaluatedModule):
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
         if not hasattr(self, "model"):
-            tokens = data.tokenizer.spec() if data and self.init_from else None
+            tokens = data.tokenizer.spec() if data is not None and self.init_from else None
             self.model = build.build_model(
                 self.config, self.settings, self.init_from, self.network, tokens
             )
@@ -175,13 +179,18 @@ class GPTModule(EvaluatedModule):
     def context(self) -> int:
         """Tokens of a sequence of the data, else those of the model."""
         data = token_data(self.attached_trainer)
-        return data.block_size if data else self.config.block_size
+        return self.config.block_size if data is None else data.block_size
 
     # ---- step ----------------------------------------------------------------------------------
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
-        return self.model(idx, targets)
+        try:
+            return self.model(idx, targets)
+        except IndexError:  # the embedding or the loss raises it
+            check_tokens("idx", idx, self.config)
+            check_tokens("targets", idx if targets is None else targets.clamp(min=0), self.config)
+            raise
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches, self.last_loss = 0.0, 0, None
@@ -225,12 +234,25 @@ class GPTModule(EvaluatedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self(*tokens_and_targets(batch))
-        # a new tensor: the next run of a CUDA graph overwrites its output
-        self._loss_sum = self._loss_sum + loss.detach()
-        self.micro_batches += 1
+        self._loss = loss.detach()
         return loss
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_before_backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad or loss.numel() != 1:
+            raise UserError(
+                f"{type(self).__name__}.training_step returns a loss of shape {tuple(loss.shape)} "
+                f"and requires_grad {loss.requires_grad}; expected a scalar of trained parameters"
+            )
+        # a step of a subclass may return a loss of its own, or None, which skips the micro-batch
+        if self._loss is None:
+            scaler: Any = getattr(self.trainer.precision_plugin, "scaler", None)
+            scale = scaler.get_scale() if scaler else 1.0
+            self._loss = loss.detach() * (self.trainer.accumulate_grad_batches / scale)
+        # a new tensor: the next run of a CUDA graph overwrites its output
+        self._loss_sum = self._loss_sum + self._loss
+        self._loss, self.micro_batches = None, self.micro_batches + 1
+
+    def _keep_request(self, *args: Any) -> None:
         """Store a request to stop, which steps.stop_due obeys between two steps."""
         trainer = self.trainer
         now = time.monotonic()
@@ -242,11 +264,11 @@ class GPTModule(EvaluatedModule):
         if self.stop_requested and token_data(trainer) is None:  # data without BetweenSteps
             trainer.should_stop = steps.at_step_boundary(trainer)
 
-    on_train_epoch_start = on_train_batch_end
+    on_train_batch_end = on_train_epoch_start = _keep_request  # type: ignore[assignment]
 
     def on_validation_end(self) -> None:
         if steps.is_fitting(self.trainer) and not self.trainer.sanity_checking:
-            self.on_train_batch_end()
+            self._keep_request()  # a subclass may have hooks of its own
 
     # ---- update --------------------------------------------------------------------------------
 
@@ -299,10 +321,13 @@ class GPTModule(EvaluatedModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        loss = self.last_loss = self._loss_sum / self.micro_batches
-        step, lr = self.trainer.global_step, optimizer.param_groups[0]["lr"]
-        if steps.at_log_step(self.trainer, step + 1):
-            self.log("train/loss", loss, sync_dist=True)
+        if not self.micro_batches:  # all steps have returned None, or a second optimizer follows
+            return
+        self.last_loss = (self._loss_sum / self.micro_batches).reshape(())
+        step, groups = self.trainer.global_step, optimizer.param_groups
+        if steps.at_log_step(self.trainer, step + 1) and groups:  # none without an optimizer
+            lr = groups[0]["lr"]
+            self.log("train/loss", self.last_loss, sync_dist=True)
             if self._schedules():
                 if self.settings.optimizer == "muon":
                     self.log("optim/lr_muon", lr)
@@ -315,7 +340,7 @@ class GPTModule(EvaluatedModule):
         self._log_last_loss()
         # a request of one rank must not end the run there; all ranks know of one that is due
         if self.trainer.world_size > 1 and not steps.stop_due(self.trainer):
-            self.on_train_batch_end()
+            self._keep_request()
 
     def configure_gradient_clipping(
         self,
@@ -328,15 +353,15 @@ class GPTModule(EvaluatedModule):
         trainer, by_value = self.trainer, gradient_clip_algorithm == "value"
         norm = optim.clip_gradients(self.parameters(), None if by_value else gradient_clip_val)
         step = trainer.global_step + 1
+        values = torch.stack([(norm if self.last_loss is None else self.last_loss).to(norm), norm])
         # a GradScaler skips the step and lowers the scale
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            self._guard.watch(optimizer, norm, step)
+            self._guard.watch(optimizer, values, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes:
             # the gradients of an outlier are dropped: no optimizer changes anything then
-            loss: Any = self.last_loss
-            means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
+            means = trainer.strategy.reduce(values, reduce_op="mean")
             if spike := self._spikes.spike(*means.tolist()):
                 self.zero_grad()
                 if trainer.is_global_zero:
@@ -361,9 +386,9 @@ class GPTModule(EvaluatedModule):
 
     def _evaluate(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         if self.evaluates_compiled or not self.compiles[0]:
-            return self.model(idx, targets)
+            return self(idx, targets)
         with torch.compiler.set_stance("force_eager"):
-            return self.model(idx, targets)
+            return self(idx, targets)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -414,5 +439,5 @@ class GPTModule(EvaluatedModule):
             micro_batches=steps.unfinished_micro_batches(self.trainer),
             run_id=run_id(logger.folder) if logger else None,
             metrics_rows=logger.rows if logger else None,
-            **(data.record() if data else {}),
+            **({} if data is None else data.record()),
         )

@@ -170,7 +170,7 @@ def all_finite(weights: Iterable[Tensor], states: Iterable[Mapping[Any, Any]] = 
 
 
 class NonFiniteGuard:
-    """Raise on non-finite gradients, before any checkpoint and with the weights unchanged.
+    """Raise on a non-finite loss or gradient, before any checkpoint, with the weights unchanged.
 
     On a device of DEFERRED_ON the device itself decides: a fused AdamW skips its update if
     `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
@@ -179,27 +179,27 @@ class NonFiniteGuard:
     """
 
     def __init__(self) -> None:
-        # tensors of the device: the first bad step, 0 for none, and its norm
+        # tensors of the device: the first bad step, 0 for none, and its loss and norm
         self._first: tuple[Tensor, Tensor] | None = None
 
-    def watch(self, optimizer: Optimizer, norm: Tensor, step: int) -> None:
-        """Skip the coming update, or raise now or in `check`, if the norm is not finite.
+    def watch(self, optimizer: Optimizer, values: Tensor, step: int) -> None:
+        """Skip the coming update, or raise now or in `check`, if a value is not finite.
 
         Args:
             optimizer: Optimizer that is about to step.
-            norm: Norm of all gradients, a scalar on their device.
+            values: Mean loss, and norm of all gradients, (2,), on their device.
             step: Number of the step, 1 for the first.
 
         Raises:
-            UserError: the norm is not finite, and could be read at once.
+            UserError: a value is not finite, and could be read at once.
         """
         unwrapped: Any = getattr(optimizer, "optimizer", optimizer)  # Lightning wraps ours
         if self._first is None:
-            self._first = torch.zeros_like(norm, dtype=torch.int64), torch.zeros_like(norm)
-        bad_step, bad_norm = self._first
-        new = ~norm.isfinite() & (bad_step == 0)
-        self._first = bad_step.masked_fill(new, step), torch.where(new, norm, bad_norm)
-        if can_skip(unwrapped, norm):
+            self._first = values.new_zeros((), dtype=torch.int64), torch.zeros_like(values)
+        bad_step, bad_values = self._first
+        new = ~values.isfinite().all() & (bad_step == 0)
+        self._first = bad_step.masked_fill(new, step), torch.where(new, values, bad_values)
+        if can_skip(unwrapped, values):
             unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
         else:
             self.check()
@@ -212,16 +212,19 @@ class NonFiniteGuard:
         """
         if self._first is None or not self._first[0]:
             return
-        (step, norm), self._first = self._first, None  # raised once
+        (step, values), self._first = self._first, None  # raised once
+        (loss, norm), where = values.tolist(), f"at step {int(step)}: weights were not changed:"
+        if math.isfinite(norm):
+            raise UserError(f"the loss is {loss} {where} give each batch a label other than -100")
         raise UserError(
-            f"gradient norm is {norm.item()} at step {int(step)}: weights were not changed: lower "
-            "model.learning_rate and continue with --resume auto"
+            f"gradient norm is {norm} {where} lower model.learning_rate and continue with --resume "
+            "auto"
         )
 
 
-def can_skip(optimizer: Optimizer, norm: Tensor) -> bool:
+def can_skip(optimizer: Optimizer, values: Tensor) -> bool:
     """Return whether the device can decide to skip an update."""
-    if norm.device.type not in DEFERRED_ON:
+    if values.device.type not in DEFERRED_ON:
         return False
     if isinstance(optimizer, AdamW):
         return all(group["fused"] for group in optimizer.param_groups)

@@ -200,6 +200,74 @@ def test_metrics_of_torchmetrics_are_logged():
     assert found["val/loss"] > 0
 
 
+class OwnLoss(GPTModule):
+    def training_step(self, batch, batch_idx):
+        return {"loss": self(batch[:, :-1], batch[:, 1:])}
+
+
+class Skipping(GPTModule):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx % 2 else loss
+
+
+class TwoOptimizers(GPTModule):
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([p], lr=0.1) for p in self.model.transformer.wte.parameters()] * 2
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+class NoOptimizer(GPTModule):
+    def configure_optimizers(self):
+        return None
+
+
+class OwnHooks(GPTModule):
+    def setup(self, stage):
+        pass
+
+    on_train_start = on_train_epoch_end = lambda self: None
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("own", 1.0)  # Lightning allows it in no hook of a validation
+
+
+@pytest.mark.parametrize("kind", [OwnLoss, Skipping, TwoOptimizers, NoOptimizer, OwnHooks])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hooks_of_a_subclass_log_the_true_loss(kind, accumulate):
+    """Each batch is the same, so that the first step's loss is known."""
+    if kind is TwoOptimizers and accumulate > 1:
+        pytest.skip("Lightning's rule for manual optimization")
+    found = []
+    for each in (GPTModule, kind):
+        L.seed_everything(1)
+        trainer = stock(max_epochs=1, max_steps=1, accumulate_grad_batches=accumulate)
+        trainer.fit(each(CONFIG, schedule="constant"), loader(TOKENS), loader(TOKENS))
+        found.append(trainer.callback_metrics.get("train/loss"))
+    assert float(found[0]) == pytest.approx(float(found[1]), abs=2e-2 * (kind is NoOptimizer))
+
+
+@pytest.mark.parametrize(
+    ("batch", "line"),
+    [
+        ((TOKENS, torch.full_like(TOKENS, -100)), "the loss is nan at step 1: weights were not"),
+        (TOKENS + 16, r"idx has tokens from \d+ to \d+; expected int64 .* from 0 to 15"),
+        ((TOKENS[:, 1:], TOKENS[:, 1:] + 99), "targets has tokens from"),
+        (TOKENS.repeat(1, 2), "idx has rows of 17 tokens: at most 8 fit"),
+    ],
+)
+def test_another_batch_of_tokens_is_one_line(batch, line):
+    config = CONFIG | {"block_size": 9} if "loss" in line else CONFIG
+    with pytest.raises(UserError, match=f"^{line}"):
+        stock().fit(GPTModule(config, schedule="constant"), loader(batch))
+
+
 class Replacing(L.Callback):
     """Puts an optimizer that changes nothing in place of the module's, in the second step."""
 
