@@ -28,7 +28,7 @@ WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
 
 def fit_to_data(config: GPTConfig, data: TokenDataModule | None) -> GPTConfig:
     """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
-    if not data:
+    if data is None:
         return config
     rows = config.vocab_size or data.vocab_size
     if rows < data.vocab_size:

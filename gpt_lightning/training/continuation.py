@@ -35,7 +35,7 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
     trainer = module.trainer
     data, fitting, path = token_data(trainer), is_fitting(trainer), Path(str(trainer.ckpt_path))
     theirs = Checkpoint.of(checkpoint, path)
-    loader = data.reader.train_loader if fitting and data else None
+    loader = data.reader.train_loader if fitting and data is not None else None
     if path.name.startswith(TUNERS_FILES):  # this run, before the Tuner's trials
         if loader is not None:
             loader.load_state_dict(FIRST_BATCH)
@@ -52,9 +52,9 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
         loader.source.keep_shuffle(theirs.record.data_identity)
     module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
     allow_changes = data is not None and data.settings.allow_changes
-    address = data.address if data else "this run's data"
+    address = "this run's data" if data is None else data.address
     changed = resume.check(theirs.record, module.record(), address, fitting, allow_changes)
-    if fitting and data and not allow_changes:
+    if fitting and data is not None and not allow_changes:
         data.reader.check_stamps(theirs.record.shards)
     if fitting:
         continue_loops(checkpoint["loops"]["fit_loop"])

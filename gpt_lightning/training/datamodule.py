@@ -156,7 +156,7 @@ class TokenDataModule(LightningDataModule):
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
-            if self.trainer:
+            if self.trainer and type(self).train_dataloader is TokenDataModule.train_dataloader:
                 steps.check_epoch(self.trainer, batches)
             if "val" in self.manifest.splits:
                 reader.stream("val")
@@ -169,12 +169,13 @@ class TokenDataModule(LightningDataModule):
             hook = functools.partial(bool, True)
         return steps.BetweenSteps(self.reader.train_loader, hook)
 
-    def val_dataloader(self) -> list[EvalLoader]:
+    def val_dataloader(self) -> EvalLoader | list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
         fitting = not self.trainer or steps.is_fitting(self.trainer)
         if fitting and "val" not in self.manifest.splits:
             return []
-        return self.reader.eval_loaders()
+        loaders = self.reader.eval_loaders()
+        return loaders[0] if len(loaders) == 1 else loaders
 
     def test_dataloader(self) -> EvalLoader:
         return self.reader.split_loader("test")

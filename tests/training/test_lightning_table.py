@@ -175,7 +175,7 @@ def evaluates(run: Run, stage: str) -> int:
 
     count = Count()
     run.trainer.callbacks.append(count)
-    loader = run.data.val_dataloader()[0]
+    loader = run.data.val_dataloader()
     run.trainer.datamodule = None  # the text has no test split
     getattr(run.trainer, stage)(run.module, loader)
     return count.n

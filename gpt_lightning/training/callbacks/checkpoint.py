@@ -82,7 +82,7 @@ class RunCheckpoint(steps.StepCallback):
         data = token_data(trainer)
         # Trainer's fast_dev_run leaves no files
         self._writes = self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if stage == "fit" and data and self._writes:
+        if stage == "fit" and data is not None and self._writes:
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
         if (logger := steps.run_logger(trainer)) and trainer.world_size > 1:
             made: Any = logger.folder if trainer.is_global_zero else None

@@ -86,7 +86,7 @@ def run_tokenizer(trainer: Trainer) -> Tokenizer:
         UserError: The data are no TokenDataModule.
     """
     data = token_data(trainer)
-    if not data:
+    if data is None:
         raise UserError("samples and tasks need a TokenDataModule for its tokenizer")
     return data.tokenizer
 

@@ -200,7 +200,7 @@ class SpeedMonitor(StepCallback):
     def _log(self, module: GPTModule) -> None:
         self._log_tokens(module)
         module.log("perf/memory_gib", peak_memory_gib(self._device))
-        if data := token_data(module.trainer):
+        if (data := token_data(module.trainer)) is not None:
             waited_s, step = self._waited
             self._waited = data.reader.train_loader.wait_s, self._step
             mean_s = (self._waited[0] - waited_s) / (self._step - step)
