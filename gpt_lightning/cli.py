@@ -173,18 +173,17 @@ def place_of(error: Exception) -> tuple[int, str]:
     Libraries that the line has called do not count. Without such a line the code is 1, or 2 for
     what Lightning raises about the user's classes.
     """
-    frames: list[tuple[str, object, str]] = re.findall(
-        r'File "(.+?)", line (\d+), in (\S+)', str(error)
-    )
-    known = traceback.extract_tb(error.__traceback__)
-    frames = [*((f.filename, f.lineno, f.name) for f in known), *frames]  # those of a worker last
-    for file, line, function in reversed(frames):
+    text = "".join(traceback.format_tb(error.__traceback__)) + str(
+        error
+    )  # has a worker's traceback
+    frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)\n +(raise )?', text)
+    for file, line, function, _ in reversed(frames):
         if file.startswith(os.path.dirname(__file__)):
             break
         if not ("-packages" in file or file.startswith((sysconfig.get_path("stdlib"), "<"))):
             return 2, f"{os.path.relpath(file)}:{line}, in {function}: "
-    raised = known and "/lightning/pytorch/" in known[-1].filename
-    return 2 if raised and (known[-1].line or "").startswith("raise ") else 1, ""
+    *_, (file, *_, raises) = frames
+    return 2 if raises and "/lightning/pytorch/" in file else 1, ""
 
 
 def print_thread_error(args: threading.ExceptHookArgs) -> None:

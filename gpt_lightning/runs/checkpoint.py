@@ -114,6 +114,9 @@ class RunRecord:
             arguments.pop(name, None)
         if (schema := facts.pop("schema")) != SCHEMA:
             raise ValueError(f"schema {schema} of another gpt_lightning, this one reads {SCHEMA}")
+        for name in ("tokenizer", "network", "figures"):
+            if not isinstance(facts.get(name) or {}, dict):
+                raise TypeError(f"{name} is no dict")
         return cls(config=config, settings=Settings(**arguments), **facts)
 
 

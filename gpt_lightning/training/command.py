@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.runs.checkpoint import not_ours, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
@@ -48,6 +49,7 @@ INSTEAD = {
 }
 OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
+RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # methods of Lightning
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
@@ -363,6 +365,9 @@ class GPTCLI(LightningCLI):
                     f"{' '.join([*lines[:2], *reason])}): set --model.compile false, or repair the "
                     "compiler that torch.compile uses"
                 ) from error
+            names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+            if RESTORING & names and isinstance(error, KeyError | TypeError | AttributeError):
+                raise not_ours(cast(Path, self.ckpt_path), error) from error
             if ranks.is_lost_peer(error):
                 ranks.leave_to_launcher(self.trainer)
                 raise errors.PeerError(
