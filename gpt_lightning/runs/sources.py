@@ -48,8 +48,8 @@ def read_source(
     Raises:
         UserError: The source is not found, damaged, would run code, or is not a GPT-2.
     """
-    if not str(source):
-        raise UserError("the model's path is empty: give a run, lightning_logs/NAME")
+    if not isinstance(source, str | Path) or not str(source):
+        raise UserError(f"the model's path is {source or 'empty'}: give a run, lightning_logs/NAME")
     try:
         path = Path(source) if str(source) in SIZES else find_model(source)
     except UserError as error:

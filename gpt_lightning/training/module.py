@@ -353,7 +353,8 @@ class GPTModule(EvaluatedModule):
         trainer, by_value = self.trainer, gradient_clip_algorithm == "value"
         norm = optim.clip_gradients(self.parameters(), None if by_value else gradient_clip_val)
         step = trainer.global_step + 1
-        values = torch.stack([(norm if self.last_loss is None else self.last_loss).to(norm), norm])
+        loss = norm if self.last_loss is None else self.last_loss
+        values = torch.stack([loss.to(norm), norm]).to(self.device)  # the CPU's without gradients
         # a GradScaler skips the step and lowers the scale
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, values, step)
