@@ -47,7 +47,7 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
 def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[str]) -> str:
     """Return the error of an argument that no option takes; empty without a better hint."""
     name, equals, value = given.lstrip(DASHES).partition("=")
-    if given[0] in DASHES:
+    if name and given[0] in DASHES:
         if name in options and given != f"--{given.lstrip(DASHES)}":
             return f"unknown argument {given!r}: did you mean '--{name}'?"
         if name in positionals:
@@ -63,8 +63,7 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 def hint_at(word: str, options: Sequence[str]) -> str:
     """Return the hint at the key of a word, or the fix of a removed key; else an empty string."""
     removed = REMOVED.get(word, {}).get("fix")
-    fix = HINTS["instead"].get(word.rpartition(".")[2], removed)
-    if fix:
+    if fix := HINTS["instead"].get(word.rpartition(".")[2], removed):
         return f": {fix}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""

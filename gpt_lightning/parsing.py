@@ -165,8 +165,8 @@ def check_plain(key: str, value: Any) -> None:
     """Check a value that no type excludes.
 
     Raises:
-        UserError: The value is an infinite number, an integer of more than 64 bits, or empty or
-            null where a name is expected.
+        UserError: The value is an infinite number, an integer of more than 64 bits, empty or null
+            where a name is expected, or has names that are no text.
     """
     is_seed = key.endswith("seed_everything")  # also as fit.seed_everything
     if is_seed and (value is True or not 0 <= (value or 0) < 2**32):  # Lightning takes True as 0
@@ -175,6 +175,8 @@ def check_plain(key: str, value: Any) -> None:
         raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
+    if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
+        raise UserError(f"{key} is {value}; its names must be text: put them in quotes")
     text = str(value).strip()
     if text in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
         raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")

@@ -28,7 +28,7 @@ def without_removed(settings: Fields, prefix: str = "", trained: bool = False) -
     for name, value in settings.items():
         key = f"{prefix}{name}"
         row = REMOVED.get(key, {})
-        is_gone = value == row["value"] if "value" in row else value != row.get("default", value)
+        is_gone = row and (value == row["value"] if "value" in row else value != row["default"])
         if is_gone and (row.get("weights") or not trained):
             raise UserError(f"{key} is {value}: {row['fix']}")
         if isinstance(value, dict):
