@@ -49,7 +49,8 @@ INSTEAD = {
 }
 OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
-RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # methods of Lightning
+# Lightning's methods that read a checkpoint
+RESTORING = {"resume_start", "restore_model", "restore_callbacks", "restore_training_state"}
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
