@@ -156,8 +156,8 @@ def check_typed(typed: dict[str, str], settings: Namespace) -> None:
             except yaml.constructor.ConstructorError as error:
                 raise UserError(f"--{key}: {error.problem}") from error
         for row in NO_EFFECT if str(value) not in ("None", "False", "") else ():
-            other = str(settings.get(row["other"], ""))
-            if re.fullmatch(row["keys"], key) and re.fullmatch(row["value"], other):
+            both = f"{key} {settings.get(row['other'], '')}"
+            if re.fullmatch(f"({row['keys']}) ({row['value']})", both):
                 raise UserError(f"--{key} has no effect {row['fix']}")
 
 

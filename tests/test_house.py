@@ -31,7 +31,7 @@ PRIVATE_NAMES_USED = 21
 ROOMS = {
     "": 946,
     "bench": 2_171,
-    "commands": 980,
+    "commands": 981,
     "data": 1_880,
     "evaluate": 355,
     "hardware": 523,
@@ -39,7 +39,7 @@ ROOMS = {
     "prepare": 1_432,
     "remote": 395,
     "reproduce": 866,
-    "runs": 1_607,
+    "runs": 1_609,
     "tables": 598,
     "training": 3_192,
 }

@@ -81,7 +81,8 @@ def sample(
     if out is not None:
         new_path("--out", out)  # checked before the model is read
     n_tokens = len(given) * num_samples * max_new_tokens
-    path = str(find_checkpoint(Path(path), last=True)) if ckpt_path == "last" else path
+    if ckpt_path == "last":
+        path = str(find_checkpoint(Path(path), last=True))
     decoder, tokenizer = load(path, device, dtype, n_tokens, network, sys.stderr if json else None)
 
     from gpt_lightning.model.generate import generate  # it imports torch, which takes seconds

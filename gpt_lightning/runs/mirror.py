@@ -175,7 +175,8 @@ def check_folder(folder: str, logs: Path) -> None:
         raise UserError(
             f"checkpoint.folder {folder} would be lost with the process: give one such as s3://NAME"
         )
-    if remote.is_local(system) and (Path(path).is_file() or Path(path).resolve() == logs.resolve()):
+    unfit = Path(path).is_file() or Path(path).resolve() == logs.resolve()
+    if remote.is_local(system) and unfit:
         raise UserError(f"checkpoint.folder {folder} is a file, or has the runs: choose another")
 
 

@@ -50,12 +50,13 @@ def read_source(
     """
     if not isinstance(source, str | Path) or not str(source):
         raise UserError(f"the model's path is {source or 'empty'}: give a run, lightning_logs/NAME")
+    published = str(source) in SIZES
     try:
-        path = Path(source) if str(source) in SIZES else find_model(source)
+        path = Path(source) if published else find_model(source)
     except UserError as error:
         hint = f"; GPT-2 is {', '.join(SIZES)}" if "gpt" in str(source).lower() else ""
         raise UserError(f"{error}{hint}") from error
-    if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
+    if published or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
     if isinstance(content, dict) and content.keys() >= {"model", "model_args"}:
