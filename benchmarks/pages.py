@@ -12,7 +12,6 @@ with published ones themselves. The exit code is 1 if a comparison fails.
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.command import import_bench
 from gpt_lightning.tables.ledger import Ledger, identity
 from gpt_lightning.tables.rows import RESULTS, console_columns, make_row, markdown
 
@@ -252,7 +251,7 @@ def difference(name: str, old: Any, new: Any) -> str:
 
 def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     """Write a page and its rows."""
-    bench = importlib.import_module(find_benches()[name]).BENCH
+    bench = import_bench(name).BENCH
     machine = measured["tables"][0]["machine"]
     commands = "\n".join(f"gpt-lightning bench {words}" for words in page.commands)
     load = f"Load average before: {measured['load']}."

@@ -1,14 +1,13 @@
 """benchmarks/pages.py: a page is of its rows, and a changed loss or time is seen."""
 
 import copy
-import importlib
 import json
 import runpy
 from pathlib import Path
 
 import pytest
 
-from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.command import import_bench
 from gpt_lightning.tables.sweep import read_options
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +32,7 @@ def test_the_commands_of_a_page_can_be_typed(name):
     for words in SCRIPT["PAGES"][name].commands:
         bench, *arguments = words.split()
         assert bench == name
-        _, rows = read_options(importlib.import_module(find_benches()[name]).BENCH, arguments)
+        _, rows = read_options(import_bench(name).BENCH, arguments)
         assert rows
 
 

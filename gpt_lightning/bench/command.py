@@ -4,13 +4,11 @@ A bench is a file of this folder that defines `BENCH`, and `run(argv)` if it is 
 first line of its docstring is its help line.
 """
 
-import ast
 import importlib
-import importlib.util
-import pkgutil
+import itertools
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gpt_lightning import bench
 from gpt_lightning.output import wrapped
@@ -18,29 +16,26 @@ from gpt_lightning.parsing import pick
 
 
 def find_benches() -> dict[str, str]:
-    """Return name -> module of all benches, without importing any."""
-    modules = [f"{__package__}.{found.name}" for found in pkgutil.iter_modules(bench.__path__)]
-    benches = [module for module in modules if "\nBENCH = " in source(module)]
-    return {module.rpartition(".")[2].replace("_", "-"): module for module in benches}
+    """Return name -> help line of all benches, without importing any."""
+    found = {}
+    files = (sorted(Path(folder).glob("*.py")) for folder in bench.__path__)
+    for file in itertools.chain(*files):
+        text = file.read_text(encoding="utf-8")
+        if "\nBENCH = " in text:
+            found[file.stem.replace("_", "-")] = text.partition("\n")[0].strip('".')
+    return found
 
 
-def source(module: str) -> str:
-    """Return the text of a module that is not imported."""
-    spec: Any = importlib.util.find_spec(module)
-    return Path(spec.origin).read_text(encoding="utf-8")
-
-
-def help_line(module: str) -> str:
-    """Return the first line of a module's docstring, read from its file."""
-    text = ast.get_docstring(ast.parse(source(module))) or ""
-    return text.partition("\n")[0].removesuffix(".")
+def import_bench(name: str) -> ModuleType:
+    """Return the module of a bench."""
+    return importlib.import_module(f"{__package__}.{name.replace('-', '_')}")
 
 
 def usage() -> str:
     """Return the text of `gpt-lightning bench --help`."""
     benches = find_benches()
     width = max(map(len, benches))
-    rows = [f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()]
+    rows = [f"  {name:<{width}}  {line}" for name, line in benches.items()]
     lines = [wrapped(row, width + 4) for row in rows]
     first = "usage: gpt-lightning bench NAME [options]"
     return "\n".join([first, "", *lines, "", "gpt-lightning bench NAME --help explains one."])
@@ -54,8 +49,7 @@ def run(argv: list[str]) -> int:
     if argv[1] in ("-h", "--help"):
         print(usage())
         return 0
-    name, benches = argv[1], find_benches()
-    module = importlib.import_module(benches[pick(name, benches, "no bench")])
+    module = import_bench(pick(argv[1], find_benches(), "no bench"))
     if hasattr(module, "run"):
         return int(module.run(argv))
     from gpt_lightning.tables.sweep import run_bench  # imports torch, which takes seconds

@@ -32,7 +32,7 @@ def program_parser() -> argparse.ArgumentParser:
     """Return the parsers of all commands, with what completes the value of each argument."""
     from jsonargparse import ArgumentParser, capture_parser
 
-    from gpt_lightning.bench.command import find_benches, help_line
+    from gpt_lightning.bench.command import find_benches
     from gpt_lightning.cli import COMMANDS, TRAINING, dispatch
     from gpt_lightning.training.fit import training_parser
 
@@ -55,10 +55,10 @@ def program_parser() -> argparse.ArgumentParser:
         commands.add_subcommand(name, complete_values(command), help=text)
         if name == "bench":
             benches = command.add_subcommands()
-            for bench, module in find_benches().items():
+            for bench, line in find_benches().items():
                 known = capture_parser(dispatch, [name, bench, "--help"])
-                line = help_line(module).replace("%", "%%")
-                benches.add_subcommand(bench, complete_values(known), help=line)
+                help_line = line.replace("%", "%%")
+                benches.add_subcommand(bench, complete_values(known), help=help_line)
     return root
 
 

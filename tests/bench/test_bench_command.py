@@ -1,6 +1,5 @@
 """`gpt-lightning bench`: a bench is one file, found and explained without being imported."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -34,11 +33,12 @@ def measure(row):
 '''
 
 
-@pytest.mark.parametrize("name", command.find_benches())
-def test_a_bench_has_its_files_name_and_a_line_of_help(name):
-    module = command.find_benches()[name]
-    assert 20 < len(command.help_line(module)) <= 100
-    assert importlib.import_module(module).BENCH.name == name
+@pytest.mark.parametrize(("name", "line"), command.find_benches().items())
+def test_a_bench_has_its_files_name_and_a_line_of_help(name, line):
+    module = command.import_bench(name)
+    assert module.BENCH.name == name
+    assert f"{line}." == module.__doc__.partition("\n")[0]
+    assert 20 < len(line) <= 100
 
 
 def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):

@@ -1,14 +1,13 @@
 """Laws that all benches share: help, rows, columns, pages, resume, failed rows, wrong options."""
 
 import csv
-import importlib
 import json
 import shlex
 
 import pytest
 
 from gpt_lightning.bench import matmul, memory_meter, step
-from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.command import find_benches, import_bench
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.tables import sweep
@@ -68,7 +67,7 @@ def report(name: str) -> tuple:
 def test_help_explains_each_option(name, capsys):
     assert main(["bench", name, "--help"]) == 0
     text = capsys.readouterr().out
-    bench = importlib.import_module(BENCHES[name]).BENCH
+    bench = import_bench(name).BENCH
     assert bench.about[0] in " ".join(text.split())
     assert all(f"--{option.name}" in text for option in bench.options)
     assert "--resume" in text
@@ -89,7 +88,7 @@ def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monk
 
     monkeypatch.setattr(sweep, "isolated", isolated)
     assert main(command(name)) == 0
-    bench = importlib.import_module(BENCHES[name]).BENCH
+    bench = import_bench(name).BENCH
     folder, found = report(name)
     assert len(found["rows"]) == len(kept) >= 2
     fields = bench.row.__dataclass_fields__
