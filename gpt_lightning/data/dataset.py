@@ -27,6 +27,7 @@ from gpt_lightning.data.shards import (
     token_pieces,
     write_stream,
 )
+from gpt_lightning.data.streaming import RemoteShards, RemoteStream
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import check_regular, explained
@@ -53,13 +54,11 @@ class TokenDataset:
     def __init__(self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1):
         self.address = address
         if is_remote(address):
-            from gpt_lightning.data import streaming  # needs fsspec, a local folder does not
-
             limit = int(cache_limit_gb * 1e9)
-            remote = streaming.RemoteShards(address, data_dir / "cache", limit, streams)
+            remote = RemoteShards(address, data_dir / "cache", limit, streams)
             self.manifest = remote.manifest
             self.tokenizer = str(self.manifest.tokenizer.get("name"))
-            self._open: Callable[[str], TokenStream] = partial(streaming.RemoteStream, remote)
+            self._open: Callable[[str], TokenStream] = partial(RemoteStream, remote)
         else:
             path = Path(address.removeprefix("file://"))
             folder = data_dir / path if path.name == address and not path.exists() else path

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, explained, sha256, write_atomic, yaml_beside
 from gpt_lightning.parsing import pick
+from gpt_lightning.remote.files import read
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
@@ -48,8 +49,6 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         fix = f": it is not {name}; delete it to download it again, or give the path of your text"
         _check(str(local), content, corpus["sha256"], fix)
         return local
-    from gpt_lightning.remote.files import read  # needs fsspec
-
     print(f"fetching {name} ({corpus['n_bytes'] / 1e6:.1f} MB)", flush=True)
     try:
         text = read(corpus["url"], first=True) if "url" in corpus else _plays(corpus["plays"])

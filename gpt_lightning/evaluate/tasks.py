@@ -27,6 +27,7 @@ from gpt_lightning.evaluate.scoring import Request, Score, Scorer
 from gpt_lightning.files import Fields, explained, file_sha256, locked, write_atomic, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.parsing import pick
+from gpt_lightning.remote.files import fetch_file
 from gpt_lightning.tables.rows import Console, row_type
 
 HARNESS = "lm-evaluation-harness"
@@ -346,8 +347,6 @@ def find_file(task: str, folder: str | None) -> Path:
     try:
         if folder is not None:
             raise UserError("no such file")
-        from gpt_lightning.remote.files import fetch_file  # not for files that are there
-
         print(f"fetching {address} to {path}", flush=True)
         with explained("write", path), locked(cache / f".{path.name}.lock"):
             if not path.exists():  # another rank may have fetched it

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, json_digest, workspace
+from gpt_lightning.remote.attempts import reason_for
+from gpt_lightning.remote.files import facts, find, open_seekable
 
 Kind = Literal["text", "jsonl", "parquet"]
 KINDS: dict[str, Kind] = {
@@ -272,8 +274,6 @@ def no_lines(label: str) -> UserError:
 
 
 def _remote(source: str, skipped: list[str]) -> list[Input]:
-    from gpt_lightning.remote.files import find  # needs fsspec
-
     inputs: list[Input] = []
     for url in find(source, is_file=kind_of(source) is not None):
         if kind := kind_of(url):
@@ -289,8 +289,6 @@ def remote_input(url: str, kind: Kind, compression: str, first: bool = False) ->
     Raises:
         UserError: The file cannot be read.
     """
-    from gpt_lightning.remote.files import facts  # needs fsspec
-
     size, tag, ranges = facts(url, first=first)
     # each run compares contents if there is no tag
     return Input(url, url, kind, compression, size, tag or str(uuid.uuid4()), ranges)
@@ -298,8 +296,6 @@ def remote_input(url: str, kind: Kind, compression: str, first: bool = False) ->
 
 def _hub(source: str) -> list[Input]:
     """Return the Parquet files that the hub makes of every public dataset."""
-    from gpt_lightning.remote.attempts import reason_for  # needs fsspec
-
     name, *rest = source.removeprefix(HUB).split(":")
     if name.count("/") != 1 or len(rest) > 2:
         raise UserError(f"{source}: expected hf:OWNER/NAME, then :CONFIG or :CONFIG:SPLIT")
@@ -333,8 +329,6 @@ def open_input(entry: Input) -> BinaryIO:
     if not is_url(entry.path):
         with explained_input(entry):
             return open(entry.path, "rb")
-    from gpt_lightning.remote.files import open_seekable  # needs fsspec
-
     return open_seekable(entry.path, entry.size if entry.seekable else None)
 
 
@@ -342,8 +336,6 @@ def check_unchanged(entry: Input) -> None:
     """Raise a UserError if an input changed since it was found."""
     now = entry.size, entry.stamp
     if is_url(entry.path):
-        from gpt_lightning.remote.files import facts  # needs fsspec
-
         size, tag, _ = facts(entry.path, fresh=True)
         now = size, tag or entry.stamp
     elif entry.stamp.isdigit():  # no copy of standard input
@@ -385,8 +377,8 @@ def spooled(source: str, out: Path) -> Iterator[Input]:
         if entry:
             check_unchanged(entry)
         kind: Kind = "jsonl" if not entry and begins_with_object(path) else "text"
-        facts = path.stat().st_size, file_sha256(path)
+        size, digest = path.stat().st_size, file_sha256(path)
         try:
-            yield Input(str(path), source_name(source), kind, "", *facts)
+            yield Input(str(path), source_name(source), kind, "", size, digest)
         except UserError as error:  # name the source instead of the copy
             raise UserError(str(error).replace(str(path), label)) from error

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gpt_lightning.data.dataset import check_whole, load_manifest
@@ -16,6 +15,7 @@ from gpt_lightning.data.formats import SHARD_FILE
 from gpt_lightning.data.manifest import MANIFEST, Manifest, prepare_command
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, locked, move_into_place, temporary_path, write_atomic
+from gpt_lightning.remote import files as remote
 
 # Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
 # wherever and whenever they were copied.
@@ -125,8 +125,8 @@ class Target:
                 temporary_path(out)  # deletes what killed processes have left
                 there = self.existing()  # the process that held the lock may have made it
                 if not there and self.address:  # fail before the work begins
-                    _remote().upload(b"probe", f"{self.address}/.probe")
-                    _remote().delete(f"{self.address}/.probe")
+                    remote.upload(b"probe", f"{self.address}/.probe")
+                    remote.delete(f"{self.address}/.probe")
                 if not there:
                     return make()
         return there, False
@@ -153,7 +153,7 @@ class Target:
         Without a manifest there is no dataset at the address. The shards of another one are deleted
         first: all full shards have the same size, by which a continued upload knows its own.
         """
-        remote, there = _remote(), self._entries()
+        there = self._entries()
         digest = hashlib.sha256(files[MANIFEST].read_bytes()).hexdigest()
         if not self._begun.exists() or self._begun.read_text() != digest:
             write_atomic(self._begun, b"")  # a run that is killed now leaves the mark
@@ -180,7 +180,7 @@ class Target:
     def _entries(self) -> dict[str, Any]:
         """Return the names at the target, with what is known about each."""
         if self.address:
-            return dict(_remote().listed(self.address))
+            return remote.listed(self.address)
         if os.path.lexists(self.out) and not self.out.is_dir():
             raise UserError(f"{self.out} is no folder: choose another --out")
         return {path.name: {} for path in self.out.iterdir()} if self.out.exists() else {}
@@ -188,14 +188,8 @@ class Target:
     def _read(self, name: str) -> bytes:
         """Return the content of a file at the target; b"" if it is missing."""
         if self.address:
-            return _remote().read_if_there(f"{self.address}/{name}") or b""
+            return remote.read_if_there(f"{self.address}/{name}") or b""
         return (self.out / name).read_bytes() if (self.out / name).exists() else b""
-
-
-def _remote() -> ModuleType:
-    from gpt_lightning.remote import files  # needs fsspec
-
-    return files
 
 
 def _check_deletable(out: str, entries: dict[str, Any]) -> None:

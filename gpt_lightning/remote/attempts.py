@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import fsspec
-
 from gpt_lightning.errors import UserError, one_line, reason_of
 
 ATTEMPTS = 6
@@ -75,6 +73,8 @@ def on_file_system(url: str) -> tuple[Any, str]:
     Raises:
         UserError: There is no such protocol, or it needs a package that is missing.
     """
+    import fsspec  # local files do not need it
+
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
         import aiohttp

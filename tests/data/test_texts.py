@@ -148,7 +148,7 @@ def test_local_file_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", [b"", b"short", b"text"])
 def test_a_download_is_checked_and_leaves_nothing_else(tmp_path, monkeypatch, answer):
     pin(monkeypatch, "tinyshakespeare", b"text")
-    monkeypatch.setattr("gpt_lightning.remote.files.read", lambda url, first: answer)
+    monkeypatch.setattr("gpt_lightning.data.texts.read", lambda url, first: answer)
     if answer != b"text":
         with pytest.raises(UserError, match=rf"the download has {len(answer):,} bytes"):
             corpus_file("tinyshakespeare", tmp_path)
