@@ -173,9 +173,8 @@ def place_of(error: Exception) -> tuple[int, str]:
     Libraries that the line has called do not count. Without such a line the code is 1, or 2 for
     what Lightning raises about the user's classes.
     """
-    text = "".join(traceback.format_tb(error.__traceback__)) + str(
-        error
-    )  # has a worker's traceback
+    # the message of a worker's error is its traceback
+    text = "".join(traceback.format_tb(error.__traceback__)) + str(error)
     frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)\n +(raise )?', text)
     for file, line, function, _ in reversed(frames):
         if file.startswith(os.path.dirname(__file__)):

@@ -176,6 +176,7 @@ def prepare_one_text(source: Path, name: str, target: Target, settings: Settings
     for_documents = {
         "split_by": settings.split_by == "hash",
         "errors skip": settings.errors == "skip",
+        "text_field": settings.text_field != "text",
         "shuffle": settings.shuffle is not None,
         "shard_count": settings.shard_count,
         "merge": settings.merge,

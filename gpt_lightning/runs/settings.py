@@ -68,7 +68,7 @@ class Settings:
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     decay_start: NonNegativeInt = 0
-    decay_steps: int | None = None
+    decay_steps: PositiveInt | None = None
     weight_decay: NonNegativeFloat = 0.1
     decay: Literal["matrices", "all"] = "matrices"
     betas: tuple[HalfOpen, HalfOpen] = (0.9, 0.95)

@@ -13,6 +13,7 @@ from argparse import SUPPRESS
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -40,6 +41,7 @@ from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 # section with a class -> what serves those whose class is not derived from ours
@@ -289,6 +291,9 @@ class GPTCLI(LightningCLI):
         from gpt_lightning.runs import resume  # only a resume needs it
 
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
+        name = self.run_folder.parent.name if self.run_folder else config.run_name
+        if parsing.typed_values(self.argv).get("run_name", name) != name:
+            raise UserError(f"--run_name has no effect on {self.run_folder}: leave it out")
         config.resume = "never"
         if found:
             checkpoint = read_checkpoint(found)
@@ -342,6 +347,9 @@ class GPTCLI(LightningCLI):
         return [*as_list(setting), run]
 
     def after_instantiate_classes(self) -> None:
+        data: Any = self.datamodule
+        if type(data).train_dataloader is not TokenDataModule.train_dataloader:
+            data.train_dataloader = partial(steps.with_hook, data.train_dataloader, self.trainer)
         for logger in self.trainer.loggers:
             continue_logger(logger, self.resume_step)
         if self.model.settings.optimizer == "muon":

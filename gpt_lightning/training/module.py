@@ -261,7 +261,7 @@ class GPTModule(EvaluatedModule):
             limit_kept_memory()
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
-        if self.stop_requested and token_data(trainer) is None:  # data without BetweenSteps
+        if self.stop_requested and not isinstance(trainer.train_dataloader, steps.BetweenSteps):
             trainer.should_stop = steps.at_step_boundary(trainer)
 
     on_train_batch_end = on_train_epoch_start = _keep_request  # type: ignore[assignment]

@@ -6,24 +6,21 @@ same step. 524,288 tokens per step at T = 1,024 are k = 16 for B = 32 on one dev
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from gpt_lightning.data.loader import Batch, TrainLoader, limited
+from gpt_lightning.data.loader import Batch, limited
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.readers import NanoGPTLoader
 
 # settings that need less memory, if a batch of one sequence does not fit
 LESS_MEMORY = (
@@ -246,15 +243,18 @@ class BetweenSteps:
     very next batch. docs/resume.md states the law.
 
     Lightning needs `__len__` (a resume through a loader without a length skips a batch) and the two
-    state_dict methods (checkpoints hold what they return); they are those of the inner loader.
+    state_dict methods (checkpoints hold what they return); they are those of the inner loader, if
+    it has them. A resume through another one starts its epoch from the first batch.
 
     Args:
-        loader: Loader of training batches.
+        loader: Loader of training batches, ours or a subclass's own.
         hook: Function to call before each batch is read; False ends the batches.
     """
 
-    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], bool]):
+    def __init__(self, loader: Any, hook: Callable[[], bool]):
         self.loader, self.hook = loader, hook
+        if hasattr(loader, "state_dict"):
+            self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -264,11 +264,13 @@ class BetweenSteps:
         while self.hook() and (batch := next(batches, None)) is not None:
             yield batch
 
-    def state_dict(self) -> Fields:
-        return self.loader.state_dict()
 
-    def load_state_dict(self, state: Fields) -> None:
-        self.loader.load_state_dict(state)
+def with_hook(make_loader: Callable[[], Any], trainer: Trainer) -> Any:
+    """Return the loader that a subclass's train_dataloader makes, with BetweenSteps around it."""
+    loader = make_loader()
+    if isinstance(loader, BetweenSteps) or not hasattr(loader, "__iter__"):  # or for Lightning
+        return loader
+    return BetweenSteps(loader, functools.partial(call_between_batches, trainer))
 
 
 class StepCallback(Callback):

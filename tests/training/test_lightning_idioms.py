@@ -355,3 +355,33 @@ def test_classes_of_ones_own_from_the_command_line(own_folder, capsys):
     error = capsys.readouterr().err
     assert "model.class_path mine.Other" in error
     assert "docs/tutorials/own_network.md" in error
+
+
+OWN_LOADER = """
+import torch
+from gpt_lightning import TokenDataModule
+
+class Data(TokenDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(72).view(8, 9) % 9, batch_size=2)
+"""
+
+
+def test_a_loader_of_ones_own_is_saved_and_stopped_between_steps(own_folder, capsys):
+    Path("loading.py").write_text(OWN_LOADER)
+    shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: null}"
+    stops = "{class_path: EarlyStopping, init_args: {monitor: val/loss, stopping_threshold: 99}}"
+    Path("own.yaml").write_text(
+        f"model: {{config: {shape}}}\ncheckpoint: {{every_n_steps: 3, keep_last: 9}}\n"
+        "data: {class_path: loading.Data, text_file: text.txt, tokenizer: char, batch_size: 2}\n"
+        "trainer: {accelerator: cpu, max_steps: 30, limit_val_batches: 1, val_check_interval: 10,"
+        f" check_val_every_n_epoch: null, callbacks: [{stops}]}}\n"
+    )
+    fit = ["fit", "--config", "own.yaml", "--samples.max_new_tokens=0"]
+    assert main(fit) == 0
+    saved = Path("lightning_logs/own/version_0/checkpoints").glob("*.ckpt")
+    assert sorted(int(path.name[5:12]) for path in saved) == [3, 6, 9, 10]
+    assert "stopped after step 10" in capsys.readouterr().err
+    assert main([*fit, "--resume", "auto", "--trainer.callbacks", "[]"]) == 0
+    assert main([*fit, "--resume", "lightning_logs/own", "--run_name", "a"]) == 2
+    assert "--run_name has no effect on lightning_logs/own/version_0" in capsys.readouterr().err
