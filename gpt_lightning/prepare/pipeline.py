@@ -174,18 +174,14 @@ def _shards_folder(job: Job, records: dict[Unit, Record]) -> Path:
 
 
 def _write_shards(assembly: "Assembly") -> dict[str, tuple[Shard, ...]]:
-    """Return the shards of each split, after writing those that are missing."""
+    """Return the shards of each split; those that are missing are written."""
     settings = assembly.settings
     if settings.shuffle is not None:
         print("shuffling the documents on the disk", flush=True)
-        indices = range(len(assembly.pieces))
-        unscattered = [i for i in indices if not assembly.scattered(i)[0].exists()]
-        list(run_all(assembly.scatter, unscattered, settings))
-    tasks, size = assembly.tasks(), assembly.dtype.itemsize
-    shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
-    todo = [task for task in tasks if task not in shards]
-    with progress_bar(size * sum(task.last - task.first for task in todo)) as bar:
-        for task, shard in run_all(assembly.write_shard, todo, settings):
+        list(run_all(assembly.scatter, range(len(assembly.pieces)), settings))
+    tasks, shards, size = assembly.tasks(), {}, assembly.dtype.itemsize
+    with progress_bar(size * sum(task.last - task.first for task in tasks)) as bar:
+        for task, shard in run_all(assembly.write_shard, tasks, settings):
             shards[task] = shard
             bar.update(size * shard.tokens)
     return {
@@ -323,20 +319,15 @@ class Assembly:
 
     # ---- shards ----------------------------------------------------------------------------------
 
-    def finished(self, task: ShardTask) -> Shard | None:
-        """Return a shard that an earlier run has completed, or None."""
-        path = self.folder / "new" / task.file
-        if not path.exists():
-            return None
-        return Shard(task.file, task.last - task.first, file_sha256(path))
-
     def write_shard(self, task: ShardTask) -> Shard:
-        """Write a shard, complete or not at all.
+        """Write a shard, complete or not at all, unless an earlier run has completed it.
 
         Raises:
             UserError: A piece is damaged, or the disk is full.
         """
         path = self.folder / "new" / task.file
+        if path.exists():
+            return Shard(task.file, task.last - task.first, file_sha256(path))
         with explained("write", self.folder), replacement(path) as temporary:
             chunks = self._chunks(task)
             written = write_stream(temporary, chunks, self.dtype, self.settings.format)
@@ -361,12 +352,14 @@ class Assembly:
     # ---- the shuffle -----------------------------------------------------------------------------
 
     def scatter(self, index: int) -> None:
-        """Write the documents of a piece in the order (split, bucket, key).
+        """Write the documents of a piece in the order (split, bucket, key), unless it is done.
 
         Raises:
             UserError: The piece is damaged, or the disk is full.
         """
         piece, (rows_path, tokens_path) = self.pieces[index], self.scattered(index)
+        if rows_path.exists():
+            return
         table, keys = piece.table(), self._keys(index)
         buckets = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
         order = np.lexsort((keys, buckets))
