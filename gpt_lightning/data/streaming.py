@@ -48,13 +48,12 @@ class RemoteShards:
         self.url = url.rstrip("/")
         self.streams = streams
         self.listing_digest = ""
-        self.cache = FileCache(folder, limit_bytes)
         self._entries: dict[str, Fields] = {}  # the listing, if there is no manifest
         url = f"{self.url}/{MANIFEST}"
         content = read_if_there(url)
         self.manifest = self._listed() if content is None else Manifest.parse(content, url)
         sizes = (self.file(shard).n_bytes for shard in self.manifest.shards())
-        self.cache.largest = max(sizes, default=0)
+        self.cache = FileCache(folder, limit_bytes, max(sizes, default=0))
         if folder.exists():
             self.cache.make_room(0)
 

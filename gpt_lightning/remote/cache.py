@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, lives, locked, write_atomic
+from gpt_lightning.files import explained, lives, locked, write_atomic
 from gpt_lightning.remote.files import fetch_file
 
 SILENT_S = 3600.0  # age from which on a temporary of another host is taken for left
@@ -58,21 +58,19 @@ class FileCache:
         folder: Folder that keeps the copies.
         limit_bytes: Size limit of all files in the folder, also of those that are being fetched;
             the least recently used are deleted.
-
-    Attributes:
         largest: Bytes of the largest file that is fetched.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int):
+    def __init__(self, folder: Path, limit_bytes: int, largest: int = 0):
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self.largest = 0
-        self._expected: queue.SimpleQueue[CachedFile | None] | None = None
+        self.largest = largest
+        self._expected: queue.SimpleQueue[CachedFile | None]
         self._coming: set[str] = set()
-        self._pid = os.getpid()
+        self._pid = 0  # process of the threads that fetch ahead; 0 before the first is started
 
-    def __getstate__(self) -> Fields:
-        return self.__dict__ | {"_expected": None, "_coming": set()}
+    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
+        return FileCache, (self.folder, self.limit_bytes, self.largest)
 
     def path(self, file: CachedFile) -> Path:
         """Return the path of a file in the cache."""
@@ -107,10 +105,7 @@ class FileCache:
     def expect(self, files: list[CachedFile]) -> None:
         """Fetch files in the background, in their order; those that are there are kept."""
         if self._pid != os.getpid():  # threads do not survive a fork
-            self._expected = None
-            self._coming = set()
-            self._pid = os.getpid()
-        if self._expected is None:
+            self._pid, self._coming = os.getpid(), set()
             self._expected = queue.SimpleQueue()
             arguments = (weakref.ref(self), self._expected)
             for _ in range(FETCHERS):
