@@ -41,7 +41,6 @@ from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 # section with a class -> what serves those whose class is not derived from ours
@@ -348,7 +347,7 @@ class GPTCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         data: Any = self.datamodule
-        if type(data).train_dataloader is not TokenDataModule.train_dataloader:
+        if not data.makes("train"):
             data.train_dataloader = partial(steps.with_hook, data.train_dataloader, self.trainer)
         for logger in self.trainer.loggers:
             continue_logger(logger, self.resume_step)

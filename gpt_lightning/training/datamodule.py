@@ -156,7 +156,7 @@ class TokenDataModule(LightningDataModule):
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
-            if self.trainer and type(self).train_dataloader is TokenDataModule.train_dataloader:
+            if self.trainer and self.makes("train"):
                 steps.check_epoch(self.trainer, batches)
             if "val" in self.manifest.splits:
                 reader.stream("val")
@@ -183,6 +183,11 @@ class TokenDataModule(LightningDataModule):
     def predict_dataloader(self) -> EvalLoader:
         return self.reader.split_loader("val")
 
+    def makes(self, split: str) -> bool:
+        """Return whether the loader of a split is made here, not by a subclass."""
+        name = f"{split}_dataloader"
+        return getattr(type(self), name) is getattr(TokenDataModule, name)
+
     def evaluated_part(self, split: str, positions: int) -> dict[str, int]:
         """Return the metrics of an evaluation that say on how many tokens it is.
 
@@ -192,8 +197,10 @@ class TokenDataModule(LightningDataModule):
 
         Returns:
             `SPLIT/tokens` and, unless they are random, `SPLIT/split_tokens`; empty for a whole
-            split.
+            split, and for a subclass's own loader.
         """
+        if not self.makes(split):
+            return {}
         whole = len(self.reader.stream(split)) - 1
         if split == "val" and self.settings.eval_batches is not None:
             return {"val/tokens": positions}

@@ -23,7 +23,7 @@ from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
-from gpt_lightning.training.datamodule import TokenDataModule, token_data
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
@@ -62,8 +62,6 @@ class RunReport(Callback):
         if settings.optimizer == "muon":
             rates = f"{settings.muon_learning_rate:g}, of AdamW {rates}"
         waits = "; the first step includes compilation" if compiled else ""
-        # a subclass may read other batches
-        ours = type(data).train_dataloader is TokenDataModule.train_dataloader
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
             "precision": f"{trainer.precision}, float32 products: {products}",
@@ -73,12 +71,12 @@ class RunReport(Callback):
             f"{sum(p.numel() for p in module.model.parameters()):,} parameters",
             "optimizer": f"{settings.optimizer}, learning rate {rates} ({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
-            f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches"
-            if ours
-            else f"train_dataloader of {type(data).__name__}",
-            "step": str(data.step_shape) if ours else "",
+            f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches",
+            "step": str(data.step_shape),
             "run folder": str(run_folder(trainer) or "none"),
         }
+        if not data.makes("train"):
+            facts |= {"data": f"train_dataloader of {type(data).__name__}", "step": ""}
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": speed.peak_line if speed else ""}
         facts["not tried"] = ", ".join(untried_versions())
