@@ -13,6 +13,7 @@ from gpt_lightning.data.manifest import (
     CHECK_READ,
     MANIFEST,
     Manifest,
+    Shard,
     TextOrigin,
     detect_dataset,
     repair_hint,
@@ -125,11 +126,9 @@ def load_manifest(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     is_small = manifest.n_bytes() <= SCAN_BYTES
+    check: Callable[[Path, Shard, Manifest], object] = check_shard if is_small else open_shard
     for shard in manifest.shards():
-        if is_small:
-            check_shard(folder, shard, manifest)
-        else:
-            open_shard(folder, shard, manifest.dtype, manifest.format)
+        check(folder, shard, manifest)
     for name in unlisted(folder, manifest):
         raise UserError(
             f"{folder / name}: expected {len(manifest.shards())} shards, found this one, which the "
@@ -176,7 +175,7 @@ def verify(folder: Path) -> None:
     without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"
     print(
         f"{folder} is whole: {len(manifest.shards())} shards{without}, "
-        f"{sum(shard.tokens for shard in manifest.shards()):,} tokens, "
+        f"{sum(map(manifest.tokens, manifest.splits)):,} tokens, "
         f"all below the vocabulary of {manifest.vocab_size:,}"
     )
 

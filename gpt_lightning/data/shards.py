@@ -64,7 +64,7 @@ def shard_errors(folder: Path, shard: Shard) -> Iterator[None]:
 
 
 def open_shard(
-    folder: Path, shard: Shard, dtype: str, file_format: str, is_random: bool = False
+    folder: Path, shard: Shard, manifest: Manifest, is_random: bool = False
 ) -> np.ndarray:
     """Map the tokens of a shard read-only, (shard.tokens,); see `mapped`.
 
@@ -74,7 +74,8 @@ def open_shard(
     """
     with shard_errors(folder, shard):
         try:
-            tokens = mapped(folder / shard.file, dtype, file_format, is_random)
+            path, dtype = folder / shard.file, manifest.dtype
+            tokens = mapped(path, dtype, manifest.format, is_random)
             if len(tokens) != shard.tokens:
                 raise ShardError(f"an array of shape {tokens.shape} of {dtype}")
         except ShardError as fault:
@@ -119,7 +120,7 @@ def check_shard(
         UserError: As open_shard, or a token is not below vocab_size, the digest differs, or the
             file became shorter.
     """
-    open_shard(folder, shard, manifest.dtype, manifest.format)
+    open_shard(folder, shard, manifest)
     position = 0
     with shard_errors(folder, shard):
         for tokens in token_pieces(folder, shard, manifest.dtype):
@@ -161,13 +162,11 @@ class TokenStream:
         self._folder = folder
         self._where = str(folder)
         self._repair = repair_hint(folder)
-        self._dtype, self._format = manifest.dtype, manifest.format
-        self._vocab_size = manifest.vocab_size
+        self._manifest = manifest
         self._shards = manifest.splits[split]
         # the whole dataset's
         self.digest = json_digest(vars(manifest), sort_keys=True, default=vars)
-        counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
-        self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
+        self._ends = np.cumsum(self.shard_tokens, dtype=np.int64)  # tokens up to each shard's end
         self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
         self.is_random = False  # True: windows are read here and there
         self.nodes = 1  # machines that read the split together
@@ -224,7 +223,7 @@ class TokenStream:
                 "digests their tokens cannot be compared: resume with --data.allow_changes true"
             )
         self._unchecked = {index for index, shard in enumerate(self._shards) if shard.sha256}
-        if len(self) * np.dtype(self._dtype).itemsize <= SCAN_BYTES:
+        if len(self) * np.dtype(self._manifest.dtype).itemsize <= SCAN_BYTES:
             for index in sorted(self._unchecked):
                 self._check(index)
 
@@ -267,10 +266,10 @@ class TokenStream:
                 row[filled : filled + len(part)] = part
                 filled, shard = filled + len(part), shard + 1
         # A flipped bit changes neither type nor size, and would reach the embedding.
-        if out.max(initial=0) >= self._vocab_size:
+        if out.max(initial=0) >= self._manifest.vocab_size:
             raise UserError(
                 f"{self._where} holds token {out.max()}, expected only tokens below its "
-                f"vocabulary of {self._vocab_size:,}; {self._repair}"
+                f"vocabulary of {self._manifest.vocab_size:,}; {self._repair}"
             )
         return out
 
@@ -295,5 +294,5 @@ class TokenStream:
             self._check(index)
         shard = self._shards[index]
         path = self._folder / shard.file
-        tokens = open_shard(self._folder, shard, self._dtype, self._format, self.is_random)
+        tokens = open_shard(self._folder, shard, self._manifest, self.is_random)
         return tokens, path, path.stat().st_size

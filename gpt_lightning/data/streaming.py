@@ -135,8 +135,7 @@ class RemoteStream(TokenStream):
             )
 
     def horizon(self, block_size: int) -> int:
-        largest = max(shard.tokens for shard in self._shards)
-        return 2 * (largest // block_size + 1)
+        return 2 * (max(self.shard_tokens) // block_size + 1)
 
     def expect(self, shards: list[int]) -> None:
         sizes = np.cumsum([self._bytes[index] for index in shards])
@@ -219,7 +218,7 @@ class RemoteStream(TokenStream):
                         path.unlink(missing_ok=True)
                         continue
                     self._checked[index] = found
-                return open_shard(path.parent, kept, self._dtype, self._format, self.is_random)
+                return open_shard(path.parent, kept, self._manifest, self.is_random)
             except (FileNotFoundError, UserError):
                 if path.exists():  # else another process evicted it meanwhile
                     raise
