@@ -102,10 +102,8 @@ class WindowOrder:
         if self.blocks * self.lanes > 1:
             layout, along = self._layout(epoch), self._in_blocks(epoch, places)
             nth = np.searchsorted(layout.ends, along, side="right")
-            windows, shards = (
-                layout.last_windows[nth] + along - layout.ends[nth],
-                layout.shards[nth],
-            )
+            windows = layout.last_windows[nth] + along - layout.ends[nth]
+            shards = layout.shards[nth]
             begins, ends = self._begins[shards], self._begins[shards + 1]
             starts = np.minimum(self._offset(epoch) + windows * T, ends - T - 1)
             starts = np.maximum(starts, begins)  # a shard may be shorter than a window

@@ -57,7 +57,6 @@ class Reader:
         assert settings.block_size
         assert settings.seed is not None
         self.block_size = settings.block_size
-        self.batch_size = settings.batch_size
         self.eval_batch_size = settings.eval_batch_size or settings.batch_size
         self.seed = settings.seed
 
@@ -66,7 +65,7 @@ class Reader:
         """Endless training batches, whose position a checkpoint holds."""
         if self.settings.order == "nanogpt":
             return self._nanogpt_loader()
-        B, place = self.batch_size, self.place
+        B, place = self.settings.batch_size, self.place
         workers = self.settings.num_workers
         loader = TrainLoader(self._training_source(), B, **vars(place), num_workers=workers)
         if len(loader) == 0:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 from jsonargparse import ArgumentParser
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
@@ -77,18 +78,8 @@ def text(value: Any) -> str:
 
 def read_settings(module: GPTModule) -> Fields:
     """Return the settings of a run before its first step; a resumed run has no initial weights."""
-    trainer, model = module.trainer, module.model
-    settings = model_settings(model) | update_settings(module) | data_settings(module)
-    return (
-        settings
-        | ({} if trainer.ckpt_path else initial_weights(model))
-        | {
-            "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
-            "ranks": trainer.world_size,
-            "precision": str(trainer.precision),
-            "matmul_precision": torch.get_float32_matmul_precision(),
-        }
-    )
+    weights = {} if module.trainer.ckpt_path else initial_weights(module.model)
+    return model_settings(module.model) | weights | update_settings(module) | data_settings(module)
 
 
 def one(values: Iterable[Any]) -> Any:
@@ -131,13 +122,12 @@ def initial_weights(model: GPT) -> Fields:
         [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(ends)]
         for ends in INITIAL
     ]
-    flat = [torch.cat([w.double().flatten() for w in group]) if group else None for group in groups]
-    stds = [0.0 if weights is None else weights.std().item() for weights in flat]
+    stds = [parameters_to_vector(g).double().std().item() if g else 0.0 for g in groups]
     return {"init_std": stds, "init_weight": groups[3][-1][0, 0].item()}
 
 
 def update_settings(module: GPTModule) -> Fields:
-    """Return the optimizer, its rates, decay, clipping and accumulation."""
+    """Return device and arithmetic, the optimizer, its rates, decay, clipping and accumulation."""
     trainer = module.trainer
     (optimizer,) = trainer.optimizers
     groups = optimizer.param_groups
@@ -145,6 +135,10 @@ def update_settings(module: GPTModule) -> Fields:
     clip = trainer.gradient_clip_val
     peaks = [group["peak_lr"] for group in groups]
     return {
+        "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
+        "ranks": trainer.world_size,
+        "precision": str(trainer.precision),
+        "matmul_precision": torch.get_float32_matmul_precision(),
         "optimizer": type(optimizer).__name__,
         "fused": one(bool(group.get("fused")) for group in groups),
         "betas": one(list(group.get("betas", ())) for group in groups),
@@ -167,7 +161,7 @@ def data_settings(module: GPTModule) -> Fields:
     settings = {
         "tokenizer": data.manifest.tokenizer["name"],
         "train_tokens": data.training_tokens(),
-        "batch": [reader.batch_size, reader.block_size],
+        "batch": [reader.settings.batch_size, reader.block_size],
         "seed": reader.seed,
     }
     if "val" in data.manifest.splits:
@@ -185,9 +179,8 @@ def batch_settings(batches: list[Batch]) -> Fields:
         for next_x, _ in batches[1:2]:
             following = torch.cat([x[1:, 0], next_x[:1, 0]])  # first tokens of rows after the first
             follows = torch.equal(following, y[:, -1])
-            settings["order"] = "sequential" if follows else "random"
-            if torch.equal(x, next_x):
-                settings["order"] = "repeat"
+            order = "sequential" if follows else "random"
+            settings["order"] = "repeat" if torch.equal(x, next_x) else order
     return settings
 
 
