@@ -250,10 +250,8 @@ def begins_with_object(path: Path) -> bool:
     """Return whether one of a file's first two lines is a JSON object, and the first begins one."""
     with open(path, "rb") as file:
         file.seek(len(BOM) if file.read(3) == BOM else 0)
-        start = file.tell()
-        if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
+        if not file.peek(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
             return False
-        file.seek(start)
         return any(map(is_object, itertools.islice(filter(bytes.strip, file), 2)))
 
 

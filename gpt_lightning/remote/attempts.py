@@ -12,9 +12,9 @@ SILENCE_S = 60.0  # timeout of a connection that sends nothing
 AGAIN = "run the same command again: `prepare` continues, and `fit` with --resume auto"
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
 MISSING = 404, 410
+NO_FILE = FileNotFoundError, NotADirectoryError
 PERMANENT = (
-    FileNotFoundError,
-    NotADirectoryError,
+    *NO_FILE,
     IsADirectoryError,
     PermissionError,
     ImportError,
@@ -110,9 +110,7 @@ def is_passing(error: Exception, first: bool = False) -> bool:
 def is_missing(error: Exception) -> bool:
     """Return whether the reason of an error is that the file does not exist."""
     origin = origin_of(error)
-    return isinstance(origin, FileNotFoundError | NotADirectoryError) or (
-        http_status(origin) in MISSING
-    )
+    return isinstance(origin, NO_FILE) or http_status(origin) in MISSING
 
 
 def raise_unless_missing(error: Exception) -> None:

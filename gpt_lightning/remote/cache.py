@@ -131,8 +131,7 @@ class FileCache:
     @contextlib.contextmanager
     def _fetching(self, path: Path) -> Iterator[None]:
         """Let no other thread or process fetch a file."""
-        lock = locked(self.folder / f".{path.name}.lock")
-        with explained("write", self.folder), lock:
+        with explained("write", self.folder), locked(self.folder / f".{path.name}.lock"):
             yield
 
     def _fetch(self, file: CachedFile) -> None:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, file_sha256, replacement, sync_folder
-from gpt_lightning.remote.attempts import DamageError, T, attempts, raise_unless_missing
+from gpt_lightning.remote.attempts import NO_FILE, DamageError, T, attempts, raise_unless_missing
 
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
@@ -95,7 +95,7 @@ def _if_there(url: str, work: Callable[[Any, str], T], action: str = "fetch") ->
     def found(system: Any, path: str) -> T | None:
         try:
             return work(system, path)
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except NO_FILE as error:
             raise_unless_missing(error)
             return None
 
