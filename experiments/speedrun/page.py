@@ -17,7 +17,7 @@ from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.tables.pictures import DPI, LOSSES_COLUMNS, LOSSES_WIDTH_IN
-from gpt_lightning.tables.rows import column, console_columns, markdown
+from gpt_lightning.tables.rows import Console, column, markdown
 
 LEDGER = "ledger.yaml"
 Figures = dict[str, Any]
@@ -86,7 +86,7 @@ def page(result: Result, machine: dict[str, str], picture: str) -> str:
     lines += ["```", machine["command"], "```", ""]
     facts = ". ".join(machine[key] for key in ("date", "CPU", "memory", "software"))
     lines += [fill(f"{facts}."), ""]
-    lines += [markdown(result.rows, console_columns(SeedRow))]
+    lines += [markdown(result.rows, [field.name for field in Console(SeedRow).fields])]
     lines += [
         fill(
             f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "

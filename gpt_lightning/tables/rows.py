@@ -88,11 +88,6 @@ def cells(row: Row, fields: Iterable[dataclasses.Field[Any]]) -> list[str]:
     return ["" if value is None else format(value, spec) for value, spec in values]
 
 
-def console_columns(row_type: type[Row]) -> list[str]:
-    """Return the names of the columns that the console shows."""
-    return [field.name for field in dataclasses.fields(row_type) if field.metadata["console"]]
-
-
 class Console:
     """Aligned lines of a table whose rows are printed one at a time.
 
@@ -103,8 +98,8 @@ class Console:
     """
 
     def __init__(self, row_type: type[Row], without: Sequence[str] = (), rows: Sequence[Row] = ()):
-        shown = set(console_columns(row_type)) - set(without)
-        self.fields = [field for field in dataclasses.fields(row_type) if field.name in shown]
+        shown = (field for field in dataclasses.fields(row_type) if field.metadata["console"])
+        self.fields = [field for field in shown if field.name not in without]
         lines = [titles(self.fields), *(cells(row, self.fields) for row in rows)]
         self.paddings = [
             f"{'>' if field.metadata['spec'] else '<'}"  # numbers to the right

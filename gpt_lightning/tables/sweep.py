@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,9 +65,7 @@ class Bench:
     relate: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
 
     def __post_init__(self) -> None:
-        if not self.tables:
-            module = importlib.import_module(self._module)
-            self.tables = types_of(str(module.__file__), self.name)
+        self.tables = self.tables or types_of(str(self._module.__file__), self.name)
 
     @property
     def row(self) -> type[Row]:
@@ -76,18 +75,17 @@ class Bench:
     @property
     def name(self) -> str:
         """Name on the command line: that of the file."""
-        return self._module.rpartition(".")[2].replace("_", "-")
+        return self._module.__name__.rpartition(".")[2].replace("_", "-")
 
     @property
     def about(self) -> list[str]:
         """Heading of the report, then conventions, units, definitions: the file's docstring."""
-        docstring = importlib.import_module(self._module).__doc__ or ""
-        heading, *notes = map(one_line, docstring.split("\n\n"))
+        heading, *notes = map(one_line, str(self._module.__doc__).split("\n\n"))
         return [heading.removesuffix("."), *notes]
 
     @property
-    def _module(self) -> str:
-        return self.measure.partition(":")[0]
+    def _module(self) -> ModuleType:
+        return importlib.import_module(self.measure.partition(":")[0])
 
 
 def run_bench(bench: Bench, argv: list[str]) -> int:

@@ -11,7 +11,7 @@ from gpt_lightning.bench.command import find_benches, import_bench
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import console_columns, implausible
+from gpt_lightning.tables.rows import Console, implausible
 from gpt_lightning.tables.worker import measured
 
 BENCHES = find_benches()
@@ -106,7 +106,7 @@ def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monk
     out, page = capsys.readouterr().out, (folder / "results.md").read_text()
     titles = {name: field.metadata["title"] for name, field in fields.items()}
     assert all(f"| {title} " in page for title in titles.values())
-    assert all(titles[column] in out for column in console_columns(bench.row))
+    assert all(titles[field.name] in out for field in Console(bench.row).fields)
     with (folder / "rows.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(kept)
     monkeypatch.setattr(sweep, "isolated", lambda *args: pytest.fail("measured again"))
