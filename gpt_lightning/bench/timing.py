@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean, median, stdev
 
+import numpy as np
 import torch
 
 from gpt_lightning.data.loader import Batch
@@ -166,12 +167,12 @@ def compare(blocks: Mapping[str, Block], rounds: int) -> dict[str, float]:
         deviation of one round is 0.
     """
     (a, run_a), (b, run_b) = blocks.items()
-    means = [(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]
-    ratios = [b_ms / a_ms for a_ms, b_ms in means]
+    a_ms, b_ms = np.array([(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]).T
+    ratios = (b_ms / a_ms).tolist()
     return {
-        f"{a}_ms": median([a_ms for a_ms, _ in means]),
-        f"{b}_ms": median([b_ms for _, b_ms in means]),
-        "difference_ms": median([b_ms - a_ms for a_ms, b_ms in means]),
+        f"{a}_ms": median(a_ms),
+        f"{b}_ms": median(b_ms),
+        "difference_ms": median(b_ms - a_ms),
         "ratio": median(ratios),
         "ratio_std": STATISTICS["std"](ratios),
         "ratio_min": min(ratios),
