@@ -188,12 +188,10 @@ class CourseModel(nn.Module):
         self.transformer = cast(Any, nn.ModuleDict(transformer))
         self.transformer.checkpointing = False
         self.lm_head = nn.Linear(C, V, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                std = (2 / (module.in_features + module.out_features)) ** 0.5
-                nn.init.trunc_normal_(module.weight, std=std, a=-3 * std, b=3 * std)
-            elif isinstance(module, nn.Embedding):
-                nn.init.trunc_normal_(module.weight, std=1.0, a=-3.0, b=3.0)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                std = 1.0 if "wte" in name else (2 / sum(weight.shape)) ** 0.5
+                nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std)
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, V), or their mean cross-entropy in nats against the targets.
