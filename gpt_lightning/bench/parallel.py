@@ -51,16 +51,13 @@ def read_work(args: Any) -> list[Values]:
     processes = listed(args, "processes", options.at_least(1))
     model = {"batch": args.batch, "context": args.context}
     sized = [{"size": s} | model for s in listed(args, "sizes", options.one_of(COURSE_SIZES))]
+    volumes = [{"mib": mib} for mib in listed(args, "mib", options.at_least(1))]
     return [
         {"work": name, "processes": n} | own
         for name in work
         for n in processes
         if n > 1 or name == "ddp"  # a collective of one process does nothing
-        for own in (
-            [{"mib": mib} for mib in listed(args, "mib", options.at_least(1))]
-            if name in COLLECTIVES
-            else sized
-        )
+        for own in (volumes if name in COLLECTIVES else sized)
     ]
 
 
