@@ -71,14 +71,12 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
 
 def check_tokenizer(run: Path, curve: Curve) -> None:
     """Raise a UserError if a run has another tokenizer than a curve, as its checkpoint names it."""
-    saved = RunPaths(run).saved()[:1]
-    specs = [read_checkpoint(checkpoint.path, check=False).record.tokenizer for checkpoint in saved]
-    names = [spec["name"] for spec in specs if spec]
-    characters = {len(spec.get("characters", "")) for spec in specs if spec} - {0, CHARACTERS}
+    saved = RunPaths(run).saved()
+    spec = read_checkpoint(saved[0].path, check=False).record.tokenizer if saved else None
     theirs = f"the curve's losses are per token of {curve.tokenizer}"
-    if not names:
+    if not spec:
         warn(f"{run} has no checkpoint; {theirs}")
-    elif names[0] != curve.tokenizer:
-        raise UserError(f"{run} counts tokens of {names[0]}, but {theirs}: they do not compare")
-    elif characters:
+    elif spec["name"] != curve.tokenizer:
+        raise UserError(f"{run} counts tokens of {spec['name']}, but {theirs}: they do not compare")
+    elif len(spec.get("characters", "")) not in (0, CHARACTERS):
         raise UserError(f"{run} has another text than the curve's: they do not compare")
