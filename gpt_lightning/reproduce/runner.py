@@ -151,7 +151,6 @@ class CaseRun:
         self, rung: Rung, published: Published, rows: list[Row], timings: RunTimings, step: int
     ) -> Row:
         compared = [row for row in rows if row.verdict]
-        verdicts = [row.verdict for row in compared]
         missing = missing_losses(published.losses, rows, timings.max_steps)
         failed = [row for row in self.settings if row.verdict == Verdict.FAILED]
         wrong = [row.setting for row in failed if row.rung == rung.name]
@@ -173,8 +172,8 @@ class CaseRun:
             rung.name,
             Verdict.FAILED if missed or missing or wrong or not compared else Verdict.OK,
             timings.device.type,
-            len(verdicts),
-            verdicts.count(Verdict.DRIFT),
+            len(compared),
+            sum(row.verdict == Verdict.DRIFT for row in compared),
             max((abs(row.difference) for row in compared), default=None),
             note="; ".join(filter(None, notes)),
             **self._speeds(rung, published, timings if timed else None),
