@@ -230,17 +230,13 @@ class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # any base
 
 def supervise(strategy: Strategy) -> None:
     """Make all ranks that this program starts end when one of them fails."""
-    launcher = strategy.launcher
+    launcher: Any = strategy.launcher
     if PARENT in os.environ:
         threading.Thread(target=_outlive, args=(int(os.environ[PARENT]),), daemon=True).start()
-    elif (
-        ScriptLauncher
-        and isinstance(launcher, ScriptLauncher)
-        and not launcher.cluster_environment.creates_processes_externally
-    ):
-        strategy._launcher = RankLauncher(
-            launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
-        )
+    elif isinstance(launcher, ScriptLauncher or ()):
+        cluster = launcher.cluster_environment
+        if not cluster.creates_processes_externally:
+            strategy._launcher = RankLauncher(cluster, launcher.num_processes, launcher.num_nodes)
 
 
 def _outlive(parent: int) -> None:
