@@ -150,19 +150,14 @@ class WindowOrder:
         """
         if self.name == "shuffled":
             lanes = sorted({(rank + world * turn) % self.lanes for turn in range(self.lanes)})
-            found = [
-                *self._blocks_ahead(epoch, first, lanes),
-                *self._blocks_ahead(epoch + 1, 0, lanes),
-            ]
-            return np.concatenate(found).tolist()
+            return [*self._ahead(epoch, first, lanes), *self._ahead(epoch + 1, 0, lanes)]
         here = min(count, self.n_windows - first)
         parts = [(epoch, first, here), (epoch + 1, 0, min(count - here, self.n_windows))]
-        starts = np.concatenate([self.starts(*part) for part in parts if part[2]])
+        starts = np.concatenate([self.starts(*part) for part in parts])
         shards = np.searchsorted(self._begins, starts, side="right") - 1
-        _, places = np.unique(shards, return_index=True)
-        return shards[np.sort(places)].tolist()
+        return list(dict.fromkeys(shards.tolist()))
 
-    def _blocks_ahead(self, epoch: int, first: int, lanes: list[int]) -> Iterator[np.ndarray]:
+    def _ahead(self, epoch: int, first: int, lanes: list[int]) -> Iterator[int]:
         """Yield the shards of some lanes, block by block, from the block of window `first` on."""
         layout = self._layout(epoch)
         now = int(np.searchsorted(layout.block_ends, first, side="right"))
@@ -170,7 +165,8 @@ class WindowOrder:
             for lane in lanes:
                 begin, end, _ = self._stretch(epoch, block, lane)
                 last = np.searchsorted(layout.ends, end, side="left")
-                yield layout.shards[np.searchsorted(layout.ends, begin, side="right") : last + 1]
+                here = slice(np.searchsorted(layout.ends, begin, side="right"), last + 1)
+                yield from layout.shards[here].tolist()
 
     @lru_cache(maxsize=4)  # noqa: B019 orders are small
     def _layout(self, epoch: int) -> _Layout:
