@@ -162,9 +162,9 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     for source in sources:
         root = Path(source)
         if root.is_dir():
-            found, base = _walk(root), root
+            found, tops = _walk(root), [root]
         elif root.exists():
-            found, base = [root], root.parent
+            found, tops = [root], [root.parent]
             if not _is_lines(root):
                 raise no_lines(source)
         else:
@@ -173,10 +173,10 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
             if not matches:
                 fix = "quote a pattern, and prepare a corpus or standard input alone"
                 raise UserError(f"{source}: no such file, and no file matches; {fix}")
-            base = Path(os.path.commonpath([os.path.abspath(match.parent) for match in matches]))
             found = list(itertools.chain(*matches.values()))
+            tops = [match.parent for match in matches]
         paths += found
-        bases.append(base)
+        bases += tops
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
     # The shortest of several links wins, or the first by name: file systems list in any order.

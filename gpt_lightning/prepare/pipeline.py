@@ -310,11 +310,10 @@ class Assembly:
     def tasks(self) -> list[ShardTask]:
         """Return all shards."""
         size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
-        for split in self.splits:
-            n_tokens = int(self.sizes[SPLITS.index(split)].sum())
+        for number, n_tokens in enumerate(self.sizes.sum(1).tolist()):
             for index, first in enumerate(range(0, n_tokens, size)):
-                name, last = file_name(self.settings.format, split, index), first + size
-                tasks.append(ShardTask(name, SPLITS.index(split), first, min(last, n_tokens)))
+                name = file_name(self.settings.format, SPLITS[number], index)
+                tasks.append(ShardTask(name, number, first, min(first + size, n_tokens)))
         return tasks
 
     # ---- shards ----------------------------------------------------------------------------------
