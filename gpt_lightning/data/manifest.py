@@ -124,7 +124,7 @@ class Manifest:
 
     def n_bytes(self) -> int:
         """Return the bytes of all tokens."""
-        return sum(shard.tokens for shard in self.shards()) * np.dtype(self.dtype).itemsize
+        return sum(map(self.tokens, self.splits)) * np.dtype(self.dtype).itemsize
 
 
 def repair_hint(folder: Path) -> str:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
+from gpt_lightning.data.tokenizers import Ids, Tokenizer, start_tokens
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import IGNORE_INDEX, chunks, log_probabilities, pad_columns
@@ -107,7 +107,7 @@ class Scorer:
         self._ours = has_our_forward(self.model)
         self._body: Any = self.model.transformer if self._ours else self.model
 
-    def after(self, context: np.ndarray, tokens: np.ndarray) -> Request:
+    def after(self, context: Ids, tokens: np.ndarray) -> Request:
         """Return the request that scores tokens, (n,), after those of a context, (m,)."""
         context = context if len(context) else self._start
         return Request(np.concatenate([context, tokens]), len(context))

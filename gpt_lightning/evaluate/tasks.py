@@ -101,7 +101,7 @@ class HellaSwag:
             means = sums / np.maximum(lengths, 1e-9)  # an ending of marks alone is never chosen
             for name, values in ("acc_norm", means), ("acc", sums):
                 for protocol, part in ("build-nanogpt", values[:n]), (HARNESS, values[n:]):
-                    hits[protocol, name].append(int(part.argmax()) == int(item["label"]))
+                    hits[protocol, name].append(part.argmax() == int(item["label"]))
         return [accuracy(*key, found) for key, found in hits.items()]
 
 
@@ -147,7 +147,7 @@ class WikiText:
         page = item["page"]
         for pattern, replacement in FILES["wikitext"]["rules"]:
             page = re.sub(pattern, replacement, page)
-        yield scorer.after(np.array([], int), scorer.tokenizer.encode(page))
+        yield scorer.after((), scorer.tokenizer.encode(page))
 
     def metrics(self, items: list[Fields], scores: Scores) -> list[Metric]:
         """Return perplexities by word and byte."""
@@ -296,7 +296,7 @@ class Task:
             with explained("read", source, "give the path of a text file"):
                 content = Path(source).read_bytes()
             try:
-                tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
+                tokens = scorer.after((), tokenizer.encode(content.decode())).tokens
             except ValueError as error:  # not UTF-8, or a character outside the vocabulary
                 fix = f"give UTF-8 that {tokenizer.name} can encode"
                 raise UserError(f"{source}: {fix} ({error})") from error

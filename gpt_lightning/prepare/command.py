@@ -128,7 +128,7 @@ def _prepare(
 
 
 def _print_summary(folder: str, manifest: Manifest) -> None:
-    tokens = sum(manifest.tokens(split) for split in manifest.splits)
+    tokens = sum(map(manifest.tokens, manifest.splits))
     n_bytes = manifest.source.bytes
     rows = {"folder": folder}
     rows["tokenizer"] = f"{manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens"

@@ -151,7 +151,7 @@ class Documents:
 
 def _whole(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
     content = file.read()
-    check_text(content[:HEAD_BYTES], entry.path)
+    check_text(content, entry.path)
     yield content, lambda: entry.path
 
 
@@ -161,7 +161,7 @@ def _lines(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Conten
     number = 0
     while (stop is None or offset < stop) and (line := next(lines, b"")):
         if not offset:
-            check_text(line[:HEAD_BYTES], entry.path)
+            check_text(line, entry.path)
         number += 1
         where = functools.partial(_line_at, entry, first, number)
         yield line if offset else line.removeprefix(BOM), where
@@ -280,11 +280,12 @@ def _rows(column: str, file: BinaryIO, entry: Input, start: int, stop: int | Non
 # ---- bytes that are no text ----------------------------------------------------------------------
 
 
-def check_text(head: bytes, label: str) -> None:
+def check_text(content: bytes, label: str) -> None:
     """Raise a UserError if the first bytes of a text or JSONL are those of another format.
 
     In UTF-16 without a byte order mark, half of the bytes of English are NUL.
     """
+    head = content[:HEAD_BYTES]
     if head.startswith(MAGICS):
         fix = "unpack it, convert it to UTF-8, or let its name end as its format does"
         raise UserError(f"{label} is no text: {fix}")

@@ -17,7 +17,7 @@ from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
 from gpt_lightning.output import progress_bar
-from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text, not_utf8
+from gpt_lightning.prepare.documents import REPLACEMENT, check_text, not_utf8
 from gpt_lightning.prepare.inputs import BOM, is_object
 from gpt_lightning.prepare.pipeline import begin_dataset, check_size
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
@@ -59,7 +59,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
         while not final:
             chunk = file.read(CHUNK_BYTES)
             if not survey.n_bytes:
-                check_text(chunk[:HEAD_BYTES], str(path))
+                check_text(chunk, str(path))
             digest.update(chunk)
             final, data = not chunk, rest + chunk
             try:
