@@ -27,7 +27,7 @@ from typing import Any
 
 from gpt_lightning.bench.command import import_bench
 from gpt_lightning.tables.ledger import Ledger, identity
-from gpt_lightning.tables.rows import RESULTS, console_columns, make_row, markdown
+from gpt_lightning.tables.rows import RESULTS, Console, make_row, markdown
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "rows"
@@ -263,7 +263,8 @@ def write(name: str, page: Page, measured: dict[str, Any]) -> None:
         for title in ("rows", *page.tables):
             rows = [make_row(bench.tables[title], row) for row in table[title]]
             head = f"{title.capitalize()}:\n\n" if title != "rows" else ""
-            parts.append(head + markdown(rows, console_columns(bench.tables[title])).rstrip())
+            shown = [field.name for field in Console(bench.tables[title]).fields]
+            parts.append(head + markdown(rows, shown).rstrip())
         for picture in table["pictures"][: int(page.picture)]:
             target = f"{name}{index or ''}.png"
             shutil.copyfile(Path(table["folder"]) / picture, HERE / target)

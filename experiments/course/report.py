@@ -6,7 +6,6 @@ report.md and one report.html.
 """
 
 import base64
-import importlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from markdown import markdown as to_html
 
 from experiments.course import answers
 from gpt_lightning.bench import models
-from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.command import import_bench
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser
@@ -114,7 +113,7 @@ def filled(section: Section, args: Any, device: str) -> list[str]:
 
 def read(section: Section, words: list[str]) -> tuple[Bench, list[Values]]:
     """Return the bench of a section, and its rows."""
-    bench: Bench = importlib.import_module(find_benches()[section.bench]).BENCH
+    bench: Bench = import_bench(section.bench).BENCH
     return bench, read_options(bench, words)[1]
 
 
