@@ -16,7 +16,7 @@ from experiments.speedrun.tracks import Result, SeedRow
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
-from gpt_lightning.tables.pictures import DPI, LOSSES_COLUMNS, LOSSES_WIDTH_IN
+from gpt_lightning.tables.pictures import LOSSES_COLUMNS, LOSSES_WIDTH_IN, styled
 from gpt_lightning.tables.rows import Console, column, markdown
 
 LEDGER = "ledger.yaml"
@@ -187,6 +187,7 @@ def gain(record: Figures, before: Figures | None) -> str:
     return f"{before['time_s'] / record['time_s']:.2f} times faster"
 
 
+@styled
 def plot_times(
     path: Path, title: str, runs: dict[str, Sequence[tuple[float, float]]], target: float
 ) -> None:
@@ -198,7 +199,7 @@ def plot_times(
         runs: Label -> (seconds, loss in nats).
         target: Loss of the line.
     """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8))
     axes = figure.subplots()
     for label, points in runs.items():
         seconds, losses = zip(*points, strict=True) if points else ((), ())
@@ -206,6 +207,6 @@ def plot_times(
     axes.axhline(target, color="0.3", ls=":", lw=1, label=f"{target:g}")
     axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
     axes.set_title(textwrap.fill(title, LOSSES_COLUMNS))
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(True, which="both")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path)

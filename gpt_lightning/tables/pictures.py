@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.tables.rows import Row, Values
 
-DPI = 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
-PHASES = yaml_beside(__file__)  # phase of a run -> color
+TABLE = yaml_beside(__file__)
+PHASES = TABLE["phases"]  # phase of a run -> color
+styled = rc_context(TABLE["style"])
 
 
+@styled
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     """Draw published losses as circles over our curves, and the differences below them.
 
@@ -27,7 +30,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
         title: Title of the picture.
         rows: Rows with the fields of reproduce's LossRow.
     """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4))
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     series: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
@@ -48,11 +51,10 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
     differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
     differences.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (losses, differences):
-        axes.grid(alpha=0.3)
     figure.savefig(path)
 
 
+@styled
 def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") -> None:
     """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
@@ -62,7 +64,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
             curve has its name instead, and neither `rate` nor `phases`.
         mark: Title in the files' own data, which is not drawn.
     """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4))
     panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
     axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
     bars = axes["phases"]
@@ -95,7 +97,6 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
         axes[name].sharex(axes["time"])
     axes["time"].set_xlim(left=0)  # compilation precedes the first loss
     for panel in axes.values():
-        panel.grid(alpha=0.3)
         panel.yaxis.set_major_formatter("{x:,.6g}")
     for i, tick in enumerate(bars.set_yticklabels(["■"] * len(runs))):
         tick.set_color(f"C{i}")
@@ -118,6 +119,7 @@ def short_names(runs: Sequence[str]) -> list[str]:
 # ---- sweeps --------------------------------------------------------------------------------------
 
 
+@styled
 def plot_rows(
     path: Path,
     title: str,
@@ -145,7 +147,7 @@ def plot_rows(
     columns = list(dict.fromkeys(column for column, _, _ in lines))
     colors = list(dict.fromkeys(label for _, label, _ in lines))
     size = 4.2 * max(2, len(columns)), 3.9 * len(quantities)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    figure = Figure(figsize=size)
     grid = figure.subplots(len(quantities), len(columns), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title)
     for panels, (field, quantity) in zip(grid, quantities.items(), strict=True):
@@ -153,7 +155,6 @@ def plot_rows(
             axes.set_xscale("log", base=2)  # sizes are powers of two, so their ticks are too
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter("{x:.0f}")
-            axes.grid(alpha=0.3)
         for (column, label, style), drawn in lines.items():
             points = sorted((getattr(row, x[0]), y) for row in drawn if (y := getattr(row, field)))
             xy = np.array(points).reshape(-1, 2).T
