@@ -25,7 +25,7 @@ from gpt_lightning.tables.worker import SkippedError
 
 WARMUP_STEPS = 3
 TABLE = yaml_beside(__file__, "ladder.yaml")
-RUNGS = {rung["name"]: rung for rung in TABLE["rungs"]}
+RUNGS = TABLE["rungs"]
 
 
 def beside_others(row: Row, before: Sequence[Row]) -> Row:
