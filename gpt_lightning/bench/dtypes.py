@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt_lightning.files import Fields, reference_rows
+from gpt_lightning.files import Fields, reference_rows, yaml_beside
 from gpt_lightning.hardware.precision import DTYPES
-from gpt_lightning.model.gpt import GPT, Block, GPTConfig
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.sweep import Bench
 
@@ -33,14 +33,7 @@ PUBLISHED = {
     for row in reference_rows("figures.csv", "profile-report")
     if row["command"].startswith("dtypes ")
 }
-KINDS: dict[type[nn.Module], str] = {
-    nn.Embedding: "embedding",
-    nn.Linear: "linear",
-    nn.ReLU: "activation",
-    nn.GELU: "activation",
-    nn.LayerNorm: "layer_norm",
-    Block: "residual",
-}
+KINDS = yaml_beside(__file__)
 
 
 def place(name: str) -> str:
@@ -107,8 +100,7 @@ def observe(name: str, dtype: torch.dtype, device: str) -> dict[tuple[str, str],
     }
 
     def see(path: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        kind = (kind for layer, kind in KINDS.items() if isinstance(module, layer))
-        seen[next(kind, "other output"), path] = output
+        seen[KINDS.get(type(module).__name__, "other output"), path] = output
 
     for path, module in model.named_modules():
         if path:
