@@ -47,7 +47,7 @@ BENCH = Bench(
         options.numbers("workers", "workers", "0,1", "Loader processes", least=0),
         options.shared("n_tokens", 50_000_000, "Tokens of each dataset."),
         options.shared("batches", 300, "Measured batches of a row."),
-        options.warmup(20, PositiveInt),
+        options.warmup(20, type=PositiveInt),
     ),
 )
 

@@ -39,7 +39,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
         options.DEVICE,
-        options.words("sizes", "size", MODELS, "baby,small"),
+        options.sizes(MODELS, "baby,small"),
         options.batches("1"),
         options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
         options.dtypes("fp32,bf16", ("fp32", "bf16")),

@@ -75,10 +75,10 @@ BENCH = Bench(
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
         replace(options.DEVICE, default="cuda", help="cuda; another device tries the command out."),
-        options.words("sizes", "size", GPU_SIZES),
+        options.sizes(GPU_SIZES),
         options.words("models", "model", MODELS),
         options.steps(10),
-        options.warmup(3, PositiveInt),
+        options.warmup(3, type=PositiveInt),
         options.optional(
             "minutes",
             "Time of this call; --resume measures the rows that are left. null: no limit.",

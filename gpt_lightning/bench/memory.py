@@ -84,7 +84,7 @@ BENCH = Bench(
     options=(
         options.DEVICE,
         *models.SIZES,
-        options.batches(),
+        options.batches("4"),
         options.contexts("128,256,512"),
         options.dtypes("fp32,bf16"),
         Option("modes", ",".join(MODES), f"Any of {', '.join(MODES)}.", read_modes),

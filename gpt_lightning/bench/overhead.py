@@ -91,9 +91,9 @@ BENCH = Bench(
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,
-        options.words("sizes", "size", models.SHAPES, "tiny"),
+        options.sizes(models.SHAPES, "tiny"),
         options.contexts("64"),
-        options.batches(),
+        options.batches("4"),
         options.dtypes("fp32", ("fp32", "tf32", "bf16")),  # fp16's GradScaler is another loop
         options.switches("compile", "false", "Compile the model"),
         options.words("pairs", "pair", PAIRS),

@@ -72,7 +72,7 @@ BENCH = Bench(
         Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}."),
         Option("batch", 1, "Sequences per process.", type=PositiveInt),
         Option("context", 128, "Tokens per sequence.", type=PositiveInt),
-        options.warmup(2, PositiveInt),
+        options.warmup(2, type=PositiveInt),
         options.steps(5),
         options.MEMORY_LIMIT,
     ),

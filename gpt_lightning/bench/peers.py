@@ -31,9 +31,9 @@ BENCH = Bench(
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,
-        options.words("sizes", "size", ("tiny", *models.COURSE_SIZES), "small"),
+        options.sizes(("tiny", *models.COURSE_SIZES), "small"),
         options.contexts("256"),
-        options.batches(),
+        options.batches("4"),
         options.dtypes("fp32,bf16"),
         options.switches("compile", "false,true", "Compile both models"),
         options.steps(3),

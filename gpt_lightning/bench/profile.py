@@ -79,7 +79,7 @@ BENCH = Bench(
         options.DEVICE,
         *models.SIZES,
         options.contexts("256"),
-        options.batches(),
+        options.batches("4"),
         options.dtypes("fp32"),
         options.words("modes", "mode", MODES),
         *OPTIONS,
@@ -90,7 +90,7 @@ BUDGET = Bench(
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
         options.DEVICE,
-        options.words("sizes", "size", models.GPU_SIZES, "124m"),
+        options.sizes(models.GPU_SIZES, "124m"),
         *OPTIONS,
     ),
     takes_fit_options=True,

@@ -64,7 +64,7 @@ BENCH = Bench(
         options.DEVICE,
         *models.SIZES,
         options.contexts("256"),
-        options.batches(),
+        options.batches("4"),
         options.dtypes("fp32,bf16"),
         options.switches("compile", "false", "Compile the model"),
         options.switches("optimizer", "true", "Clip gradients and update weights"),

@@ -163,17 +163,10 @@ def switches(name: str, default: str, about: str) -> Option:
     return axis(name, name, default, switch, f"{about}: true, false, or both with a comma.")
 
 
-def batches(default: str = "4") -> Option:
-    """Declare --batches."""
-    return numbers("batches", "batch", default, "Sequences per batch")
-
-
-def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - Option's word
-    """Declare --warmup."""
-    return shared("warmup", default, "Steps before the measured ones.", type)
-
-
+sizes = partial(words, "sizes", "size")
+batches = partial(numbers, "batches", "batch", about="Sequences per batch")
 contexts = partial(numbers, "contexts", "context", about="Tokens per sequence")
+warmup = partial(shared, "warmup", about="Steps before the measured ones.", type=NonNegativeInt)
 steps = partial(shared, "steps", about="Measured steps per row.")
 DEVICE = axis(
     "device", "device", "auto", device, "Any of cpu, mps, cuda and auto, separated by commas."
