@@ -10,8 +10,8 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.data.formats import META, extras, read_meta
 from gpt_lightning.data.tokenizers import (
+    BYTES,
     END_OF_TEXT,
-    LETTERS,
     CharTokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
@@ -162,7 +162,7 @@ def _made(tokenizer: Tokenizer) -> Any:
     if by_regex:
         model = models.BPE.from_file(str(gpt2_file("encoder.json")), str(gpt2_file("vocab.bpe")))
     else:
-        model = models.BPE({letter: byte for byte, letter in LETTERS.items()}, [])
+        model = models.BPE(BYTES, [])
     fast = package.Tokenizer(model)
     fast.pre_tokenizer = split.ByteLevel(add_prefix_space=False, use_regex=by_regex)
     fast.decoder = decoders.ByteLevel()

@@ -87,8 +87,8 @@ class WindowOrder:
             return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
         if self.name == "shuffled":
             return self._shuffled(epoch, np.arange(first, min(first + count, self.n_windows)))
-        index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
-        return index * self.block_size
+        begin = 0 if self.name == "repeat" else first
+        return np.arange(begin, begin + count) * self.block_size
 
     # ---- shuffled ------------------------------------------------------------------------------
 

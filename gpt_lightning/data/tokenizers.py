@@ -45,8 +45,7 @@ PROBE = (
 # numbers 256 and up
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 OTHERS = sorted({*range(256)} - PRINTABLE)
-LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}
-BYTES = {letter: byte for byte, letter in LETTERS.items()}
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): b for n, b in enumerate(OTHERS)}
 
 
 class Tokenizer(Protocol):
@@ -312,7 +311,7 @@ def _bytes_of_pieces(token: str) -> bytes:
 
 
 def _bytes_of_letters(token: str) -> bytes:
-    """Return the bytes of a token that is written in LETTERS; other tokens are text."""
+    """Return the bytes of a token that is written in letters of BYTES; other tokens are text."""
     letters = [BYTES.get(letter, 256) for letter in token]
     return token.encode() if 256 in letters else bytes(letters)
 

@@ -161,7 +161,7 @@ class Mixture:
         size = BLOCK * self.lanes
         blocks = range(sample // size, -(-(sample + count) // size))
         which = np.concatenate([self._block(block) for block in blocks])
-        which = which[sample % size : sample % size + count]
+        which = which[sample % size :][:count]
         out = np.empty((count, self.block_size + 1), dtype=np.int64)
         before = self.counts(sample)
         mine = np.arange(count) % world == rank

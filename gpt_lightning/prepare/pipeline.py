@@ -394,7 +394,7 @@ def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.
         lengths: Tokens of each document, (documents,).
         order: Numbers of the documents in their new order, (documents,).
     """
-    ends, found = np.cumsum(lengths), [tokens[:0]]
+    ends, found = np.cumsum(lengths), []
     for some in np.array_split(order, 1 + len(order) // COPIED):
         places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
         found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))

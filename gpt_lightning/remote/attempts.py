@@ -76,7 +76,7 @@ def on_file_system(url: str) -> tuple[Any, str]:
     import fsspec  # local files do not need it
 
     options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
+    if url.startswith("http"):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)

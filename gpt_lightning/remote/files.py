@@ -173,7 +173,7 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
 
     found = attempts(url, info, "read", first)
     tag = next((f"{key} {found[key]}" for key in TAGS.split() if found.get(key)), "")
-    is_http, size = url.startswith(("http://", "https://")), found.get("size")
+    is_http, size = url.startswith("http"), found.get("size")
     return (size, tag, size is not None and (not is_http or bool(found.get("partial"))))
 
 
