@@ -54,7 +54,8 @@ class TokenFormat:
 
     Attributes:
         name: Format string of a file's name, with its split and index.
-        foreign: Names that other programs give to such files: prefix, split, index or None.
+        foreign: Pattern of the names in other programs, with groups for prefix, split and index;
+            a prefix or index may be None.
         write: Function that returns the header of a number of tokens of a type.
         read: Function that returns the header in the first HEAD_BYTES of a file of some size, or
             raises a ShardError.
@@ -62,7 +63,7 @@ class TokenFormat:
     """
 
     name: str
-    foreign: re.Pattern[str]
+    foreign: str
     write: Callable[[str, int], bytes]
     read: Callable[[bytes, int | None], Header]
     is_one_file: bool = False
@@ -134,23 +135,19 @@ def _read_llmc(head: bytes, size: int | None) -> Header:
     return Header(count, np.dtype("<u2"), HEAD_BYTES)
 
 
-def _names(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern.replace("SPLIT", "(train|val|test)"), re.ASCII)
-
-
 FORMATS = {
     # train_00000.npy without a prefix is our own shard, whose manifest is lost
     "npy": TokenFormat(
-        "{split}-{index:05d}.npy", _names(r"(.+)_SPLIT_(\d+)\.npy"), _write_npy, _read_npy
+        "{split}-{index:05d}.npy", r"(.+)_(train|val|test)_([0-9]+)\.npy", _write_npy, _read_npy
     ),
     "llmc": TokenFormat(
         "shard_{split}_{index:06d}.bin",
-        _names(r"(?:(.+)_)?SPLIT(?:_(\d+))?\.bin"),
+        r"(?:(.+)_)?(train|val|test)(?:_([0-9]+))?\.bin",
         _write_llmc,
         _read_llmc,
     ),
     "nanogpt": TokenFormat(
-        "{split}.bin", _names(r"()SPLIT()\.bin"), lambda *_: b"", _read_bare, is_one_file=True
+        "{split}.bin", r"()(train|val|test)()\.bin", lambda *_: b"", _read_bare, is_one_file=True
     ),
 }
 # names from file_name, and of the files besides the shards

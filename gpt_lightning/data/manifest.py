@@ -41,7 +41,6 @@ DTYPE = "uint16"  # all other programs have it
 Sizes = dict[str, int | None]  # bytes of files by name; None: unknown
 Heads = Callable[[Sequence[str]], Iterable[bytes]]  # names -> first HEAD_BYTES of each file
 SPLITS = ("train", "val", "test")
-_DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _checked(raw: Any) -> Manifest:
         raise ValueError(f"splits {list(splits)} of format {found.format!r}")
     for shard in found.shards():
         # a manifest must not reach outside its folder; a digest names a file of the cache
-        if Path(shard.file).name != shard.file or not _DIGEST.fullmatch(shard.sha256):
+        if Path(shard.file).name != shard.file or not re.fullmatch("([0-9a-f]{64})?", shard.sha256):
             raise ValueError(f"{shard}: expected a file name and a SHA-256")
     expected = token_dtype(found.vocab_size).name
     if found.dtype != expected:
@@ -252,7 +251,7 @@ def remote_dataset(url: str, sizes: Sizes, heads: Heads) -> Manifest:
 
 def _match(name: str) -> re.Match[str] | None:
     """Return prefix, split and index in a shard's name; None for the name of something else."""
-    found = (row.foreign.fullmatch(name) for row in FORMATS.values())
+    found = (re.fullmatch(row.foreign, name) for row in FORMATS.values())
     return next(filter(None, found), None)
 
 
@@ -308,7 +307,7 @@ def _detected(
 
 def _format(name: str, head: bytes, size: int | None) -> str:
     """Return the format of a file: the first of those with such names that reads its header."""
-    named = [key for key, row in FORMATS.items() if row.foreign.fullmatch(name)]
+    named = [key for key, row in FORMATS.items() if re.fullmatch(row.foreign, name)]
     for file_format in named:
         with contextlib.suppress(ShardError):
             checked_header(file_format, DTYPE, head, size)

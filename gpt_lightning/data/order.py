@@ -241,12 +241,12 @@ def splitmix64(words: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _round_keys(key: Key) -> np.ndarray:
-    return np.random.SeedSequence(list(key)).generate_state(6, np.uint64)
+    return np.random.SeedSequence(key).generate_state(6, np.uint64)
 
 
 def generator(*key: int) -> np.random.Generator:
     """Return a generator whose draws depend on some numbers alone."""
-    return np.random.Generator(np.random.PCG64(list(key)))
+    return np.random.Generator(np.random.PCG64(key))
 
 
 @lru_cache(maxsize=8)
