@@ -189,7 +189,7 @@ class NanoGPTLoader:
     nanoGPT on a GPU). The draws have no epochs; the length is that of a pass over the split.
 
     Args:
-        streams: Tokens of the splits `train` and `val`.
+        streams: Tokens of the splits `train` and `val`, in the order of an evaluation's draws.
         settings: Data arguments, with block_size set.
         accumulate: Micro-batches an optimizer step.
     """
@@ -229,8 +229,7 @@ class NanoGPTLoader:
         if (split, index) == ("val", 0):
             self._hold_next()
             self._evaluation = {
-                name: [self._draw(name) for _ in range(self.eval_batches)]
-                for name in ("train", "val")
+                name: [self._draw(name) for _ in range(self.eval_batches)] for name in self.streams
             }
         return self._batch(split, self._evaluation[split][index])
 

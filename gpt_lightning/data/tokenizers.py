@@ -233,8 +233,7 @@ class TiktokenTokenizer(Tokenizer):
         return ids.astype(token_dtype(self.vocab_size))
 
     def decode_bytes(self, tokens: Ids) -> bytes:
-        ids = _checked_ids(tokens, self).tolist()
-        return self._encoding.decode_bytes(ids)
+        return self._encoding.decode_bytes(_checked_ids(tokens, self).tolist())
 
 
 class HuggingFaceTokenizer(Tokenizer):

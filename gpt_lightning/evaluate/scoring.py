@@ -134,9 +134,9 @@ class Scorer:
         todo = [(i, *window) for i, r in enumerate(requests) for window in windows(r, T)]
         todo.sort(key=lambda window: -len(window[1]))
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        found: list[Any] = [self._score_windows(todo[rank::ranks], hidden=rank > 0)]
+        own = self._score_windows(todo[rank::ranks], hidden=rank > 0)
+        found = [own] * ranks
         if ranks > 1:
-            own, found = found[0], [None] * ranks
             dist.all_gather_object(found, own)
         sums = [Score(0.0, 0, True)] * len(requests)
         for i, log_prob, n, greedy in chain(*found):
