@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,16 @@ from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training")
 FIRST, OUTSIDE = "block 0", "outside of the blocks"
-Saved = tuple[str, str, str, str, int]  # where, module, shape, dtype, bytes
+
+
+class Saved(NamedTuple):
+    """Tensor that autograd saves: its place, the module that was running, and its memory."""
+
+    where: str
+    module: str
+    shape: str
+    saved_in: str
+    mib: float
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
@@ -173,18 +182,14 @@ def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list
         residual: Bytes of one activation of the residual stream in float32.
     """
     counts = Counter(saved_tensors(model, inputs))
-
-    def row(where: str, module: str, n_bytes: int, **kind: Any) -> Values:
-        size = {"mib": n_bytes / MIB, "residuals": n_bytes / residual}
-        return {"where": where, "module": module, **kind, **size}
-
     rows, wholes = [], []
     for place in (FIRST, OUTSIDE):
-        found = [(*kind, n) for kind, n in counts.items() if kind[0] == place]
-        for where, module, shape, dtype, each, n in found:
-            rows.append(row(where, module, n * each, shape=shape, saved_in=dtype, tensors=n))
-        wholes.append(row(place, "in all", sum(each * n for *_, each, n in found)))
-    return rows + wholes
+        kinds = [(kind, n) for kind, n in counts.items() if kind.where == place]
+        found = [kind._asdict() | {"tensors": n, "mib": n * kind.mib} for kind, n in kinds]
+        mib = sum(row["mib"] for row in found)
+        rows += found
+        wholes.append({"where": place, "module": "in all", "mib": mib})
+    return [row | {"residuals": row["mib"] * MIB / residual} for row in rows + wholes]
 
 
 def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
@@ -205,7 +210,7 @@ def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
                 where, module = f"block {name[1]}", name[2] or "residual sum"
             shape = " x ".join(map(str, tensor.shape))
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append((where, module, shape, dtype, storage.nbytes()))
+            found.append(Saved(where, module, shape, dtype, storage.nbytes() / MIB))
         return tensor.detach()  # a saved output would keep its own node alive, in a cycle
 
     with modules, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
