@@ -110,9 +110,7 @@ class LoopbackEnvironment(envs.LightningEnvironment):
     @property
     def main_port(self) -> int:
         if self._store is None:
-            with socket.socket() as listener:
-                listener.bind((LOOPBACK, 0))
-                listener.listen()
+            with socket.create_server((LOOPBACK, 0)) as listener:
                 port = listener.getsockname()[1]
                 LoopbackEnvironment._store = TCPStore(
                     LOOPBACK,
