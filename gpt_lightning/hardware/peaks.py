@@ -58,7 +58,7 @@ def lookup(device_name: str, dtype: str) -> Peak | None:
     """
     for pattern, label, *rates, source in CHIPS:
         match = re.fullmatch(rf"(?:NVIDIA )?(?:Tesla )?(?:{pattern})", device_name)
-        tflops = dict(zip(RATES, rates, strict=True)).get(dtype) if match else None
+        tflops = dict(zip(RATES, rates, strict=True)).get(dtype)
         if match and tflops:
             flops = tflops * 1e12 * int(match.groupdict().get("cores", 1))
             source = _TABLE["sources"].get(source, source)
