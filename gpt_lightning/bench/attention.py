@@ -24,8 +24,6 @@ highest memory in that step, with q, k and v. Memory comes from the allocator on
 profiler's record of tensors on a CPU, and from Metal's driver on MPS.
 """
 
-import importlib
-import operator
 import os
 import re
 import sys
@@ -33,6 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import median
 
 import torch
@@ -194,8 +193,7 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
 
     MODULE:FUNCTION of the user is called with (B nh, T, d).
     """
-    module, colon, name = kernel.partition(":")
-    own = operator.attrgetter(name)(importlib.import_module(module)) if colon else None
+    own = resolve_name(kernel) if ":" in kernel else None
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if rope is not None:

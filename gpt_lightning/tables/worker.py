@@ -5,7 +5,6 @@ with the arguments and prints its result, a mapping of plain values, as the last
 """
 
 import contextlib
-import importlib
 import inspect
 import json
 import math
@@ -14,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 from gpt_lightning.errors import is_out_of_memory, one_line
@@ -60,7 +60,7 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
         raise
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            return dict(json.loads(line.removeprefix(MARK)))
+            return json.loads(line.removeprefix(MARK))
     return crash(process.returncode, errors)
 
 
@@ -106,10 +106,8 @@ def failure(error: BaseException) -> Values:
 
 def measured(address: str, configuration: Values) -> Values:
     """Call MODULE:FUNCTION in this process; a failure and impossible numbers are a status."""
-    module, function = address.split(":")
     try:
-        measure = getattr(importlib.import_module(module), function)
-        found = {"status": "ok", "note": "", **call(measure, configuration)}
+        found = {"status": "ok", "note": "", **call(resolve_name(address), configuration)}
     except Exception as error:  # also a module that cannot be imported
         return failure(error)
     if found["status"] == "ok" and (wrong := implausible(found)):
