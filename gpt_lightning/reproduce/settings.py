@@ -41,18 +41,10 @@ from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
-# ends of the names of parameters whose initial values are alike, see `initial_weights`
-INITIAL = (
-    ("wte.weight",),
-    ("wpe.weight",),
-    ("c_attn.weight", "c_fc.weight"),
-    ("c_proj.weight",),
-    ("attn.bias", "c_fc.bias", "proj.bias"),
-)
 # setting of the published run, and the one that was read from ours
 SettingRow = row_type("rung setting theirs ours verdict")
 TEXT = "".join(f"a text of another author, line {i}\n" for i in range(20_000))
-BREAKS = yaml_beside(__file__, "breaks.yaml")
+TABLE = yaml_beside(__file__)
 # setting of a rung that was broken, and what the comparison saw
 BreakRow = row_type("case:/22 rung:/17 setting:/31 value:/15 broken_to verdict seen_as")
 
@@ -119,8 +111,8 @@ def initial_weights(model: GPT) -> Fields:
     init_std: token embedding, position embedding, matrices, residual projections, biases.
     """
     groups = [
-        [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(ends)]
-        for ends in INITIAL
+        [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(tuple(ends))]
+        for ends in TABLE["initial"]
     ]
     stds = [parameters_to_vector(g).double().std().item() if g else 0.0 for g in groups]
     return {"init_std": stds, "init_weight": groups[3][-1][0, 0].item()}
@@ -242,15 +234,15 @@ def why_whole(key: str, theirs: Fields) -> str:
     name = key.rpartition(".")[2]
     if name in theirs and (name, theirs[name]) != ("accelerator", "cpu"):
         return ""
-    return str(BREAKS["whole"].get(key, ""))
+    return TABLE["whole"].get(key, "")
 
 
 def wrong_value(key: str, value: Any, before: Fields) -> str:
     """Return another value of a key: that of the rung before, if there is one."""
     if key in before and key != "trainer.accelerator":
         return option_text(before[key])
-    if key in BREAKS["wrong"]:
-        return str(next(other for other in BREAKS["wrong"][key] if other != option_text(value)))
+    if key in TABLE["wrong"]:
+        return next(other for other in TABLE["wrong"][key] if other != option_text(value))
     if isinstance(value, bool):
         return option_text(not value)
     return str(value + 1 if isinstance(value, int) else value * 1.01)

@@ -281,7 +281,7 @@ def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys
     assert sum("red" in row for row in rows) >= breaks
     skipped = {row[2] for row in rows if "skipped" in row}
     assert skipped or "--rungs" in case
-    assert skipped <= settings.BREAKS["whole"].keys()
+    assert skipped <= settings.TABLE["whole"].keys()
 
 
 def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
