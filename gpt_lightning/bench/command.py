@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
         return 0
     module = import_bench(pick(argv[1], find_benches(), "no bench"))
     if hasattr(module, "run"):
-        return int(module.run(argv))
+        return module.run(argv)
     from gpt_lightning.tables.sweep import run_bench  # imports torch, which takes seconds
 
     return run_bench(module.BENCH, argv)

@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
         row = sweep.measure(trial | {"batch": batch})
         if row.status not in ("ok", "out of memory"):
             raise TrialError(f"the trial of {batch} sequences failed ({row.status}: {row.note})")
-        return bool(row.status == "ok")
+        return row.status == "ok"
 
     largest = 0
     try:

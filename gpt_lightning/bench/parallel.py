@@ -100,7 +100,7 @@ def measure_parallel(row: Row) -> Values:
         except ProcessException:
             if results.empty():
                 raise
-    return dict(results.get())
+    return results.get()
 
 
 def run_rank(rank: int, folder: str, row: Row, results: Any) -> None:

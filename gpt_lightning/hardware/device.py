@@ -62,7 +62,7 @@ def record_event(device: torch.device) -> Timestamp:
 
 def elapsed_s(start: Timestamp, end: Timestamp) -> float:
     """Return the seconds between two timestamps; the device must have passed both."""
-    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
 
 
 def device_kind(accelerator: str = "auto") -> str:

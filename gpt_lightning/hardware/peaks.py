@@ -11,7 +11,6 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 import torch
@@ -25,8 +24,8 @@ from gpt_lightning.hardware.precision import DTYPES
 A100_BF16_PEAK_FLOPS = 312.0e12
 # A few hundred rows reach a CPU core's best rate, a large GPU needs several thousand.
 SIZES = (512, 1024, 2048, 4096, 8192)
-_TABLE: Any = yaml_beside(__file__)
-CHIPS: list[Any] = _TABLE["chips"]  # rows: pattern of the name, label, rates in TFLOP/s, source
+_TABLE = yaml_beside(__file__)
+CHIPS = _TABLE["chips"]  # rows: pattern of the name, label, rates in TFLOP/s, source
 RATES = ("bf16", "fp16", "tf32", "fp32")  # dtypes of the rates
 
 
@@ -133,7 +132,7 @@ def product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: floa
     a, b = (torch.randn(n, n, device=device, generator=generator).to(dtype) for _ in range(2))
     operands = {"mm": torch.mm, "a": a, "b": b, "out": torch.empty_like(a)}
     timer = Timer("mm(a, b, out=out)", globals=operands, num_threads=torch.get_num_threads())
-    return float(2 * n**3 / min(timer.blocked_autorange(min_run_time=seconds).times))
+    return 2 * n**3 / min(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:

@@ -87,7 +87,7 @@ def check_precision(kind: str, precision: str) -> None:
 
 def cuda_has_bf16() -> bool:
     """Return whether the GPU has bfloat16 units; torch emulates missing ones silently."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def fastest_precision(accelerator: str) -> tuple[str, str]:

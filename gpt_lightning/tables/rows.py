@@ -166,7 +166,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 def read_report(folder: Path) -> Values:
     """Return the content of the `results.json` of a folder; empty if there is none."""
     path = folder / RESULTS
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def write_report(

@@ -239,7 +239,7 @@ class Sweep:
 
     def _status(self, configuration: Values) -> str:
         """Return the status of a row in the resumed sweep; empty if it was not measured."""
-        return str(self._before.get(identity(configuration), {}).get("status", ""))
+        return self._before.get(identity(configuration), {}).get("status", "")
 
     def report(self, findings: Sequence[str] = ()) -> str:
         """Write the report of the rows so far, with findings below the notes; return last words."""
