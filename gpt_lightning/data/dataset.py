@@ -28,7 +28,6 @@ from gpt_lightning.data.shards import (
     token_pieces,
     write_stream,
 )
-from gpt_lightning.data.streaming import RemoteShards, RemoteStream
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import check_regular, explained
@@ -55,6 +54,9 @@ class TokenDataset:
     def __init__(self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1):
         self.address = address
         if is_remote(address):
+            # a local folder does not need them
+            from gpt_lightning.data.streaming import RemoteShards, RemoteStream
+
             limit = int(cache_limit_gb * 1e9)
             remote = RemoteShards(address, data_dir / "cache", limit, streams)
             self.manifest = remote.manifest
