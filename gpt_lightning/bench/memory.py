@@ -23,8 +23,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ MODES = ("inference", "training")
 FIRST, OUTSIDE = "block 0", "outside of the blocks"
 
 
-class Saved(NamedTuple):
+@dataclass(frozen=True)
+class Saved:
     """Tensor that autograd saves: its place, the module that was running, and its memory."""
 
     where: str
@@ -185,7 +187,7 @@ def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list
     rows, wholes = [], []
     for place in (FIRST, OUTSIDE):
         kinds = [(kind, n) for kind, n in counts.items() if kind.where == place]
-        found = [kind._asdict() | {"tensors": n, "mib": n * kind.mib} for kind, n in kinds]
+        found = [vars(kind) | {"tensors": n, "mib": n * kind.mib} for kind, n in kinds]
         mib = sum(row["mib"] for row in found)
         rows += found
         wholes.append({"where": place, "module": "in all", "mib": mib})
