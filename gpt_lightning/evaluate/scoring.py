@@ -130,8 +130,7 @@ class Scorer:
             MemoryExhaustedError: A batch does not fit into the memory of the device.
             UserError: A log-likelihood is not finite.
         """
-        T = self.block_size
-        todo = [(i, *window) for i, r in enumerate(requests) for window in windows(r, T)]
+        todo = [(i, *w) for i, r in enumerate(requests) for w in windows(r, self.block_size)]
         todo.sort(key=lambda window: -len(window[1]))
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         own = self._score_windows(todo[rank::ranks], hidden=rank > 0)
