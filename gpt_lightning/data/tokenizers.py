@@ -118,8 +118,10 @@ def difference(theirs: Fields, ours: Fields) -> str:
     names = f"{theirs['name']} and {ours['name']}"
     if theirs["name"] != ours["name"]:
         return names
-    alone = sorted({*theirs.get("characters", "")} ^ {*ours.get("characters", "")})
-    return f"{names}; only one has {''.join(alone[:5])!r}" if alone else f"{names} of another file"
+    old, new = ({*spec.get("characters", "")} for spec in (theirs, ours))
+    change = "new" if new - old else "gone"
+    alone = "".join(sorted(new - old or old - new)[:5])
+    return f"{names}; {alone!r} is {change}" if alone else f"{names} of another file"
 
 
 def tokenizer_from_spec(spec: Fields) -> Tokenizer:

@@ -87,8 +87,9 @@ class Target:
             return manifest
         if not self.overwrite:
             again = prepare_command(self.source, self.wanted | self.typed, self.name)
-            fix = f"{again} replaces it; its runs then resume with --data.allow_changes true"
-            raise UserError(f"{self.name} was prepared with {'; '.join(differences)}: {fix}")
+            runs = "runs of the same tokens then resume with --data.allow_changes true"
+            found = f"{self.name} was prepared with {'; '.join(differences)}"
+            raise UserError(f"{found}: {again} replaces it; {runs}")
         _check_deletable(self.name, entries)
         return None
 

@@ -111,9 +111,10 @@ def check_run(path: Path, run: Path) -> None:
     theirs, ours = read_checkpoint(path, check=False).record.run_id, run_id(run)
     if theirs != ours:
         why = f"not {ours}" if ours else f"{RunPaths(run).identity} is missing"
+        again = ["fit", "--config", str(RunPaths(run).config), "--ckpt_path", str(path)]
         raise UserError(
-            f"{path} is a checkpoint of run {theirs}, {why}: begin a run with --resume never "
-            f"--ckpt_path {path}"
+            f"{path} is a checkpoint of run {theirs}, {why}: begin a new run from it, "
+            f"`{shell_command(again)}`"
         )
 
 
@@ -139,8 +140,9 @@ def check(
     if a and b and a != b:
         raise UserError(
             f"the checkpoint was trained on other tokens than those of {address} "
-            f"({difference(a, b)}): use its own data, or the text with its tokens, `gpt-lightning "
-            "prepare SOURCE --tokenizer DATASET --out DIR` with its own dataset as DATASET"
+            f"({difference(a, b)}): use its own data, or a text without new characters, "
+            "`gpt-lightning prepare SOURCE --tokenizer DATASET --out DIR` with its own dataset as "
+            "DATASET; a resume then needs --data.allow_changes true, too"
         )
     check_model(theirs, ours, fitting)
     changed = differences(theirs.hyperparameters(), ours.hyperparameters(), "model.")

@@ -290,9 +290,10 @@ class GPTCLI(LightningCLI):
         from gpt_lightning.runs import resume  # only a resume needs it
 
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
-        name = self.run_folder.parent.name if self.run_folder else config.run_name
-        if parsing.typed_values(self.argv).get("run_name", name) != name:
-            raise UserError(f"--run_name has no effect on {self.run_folder}: leave it out")
+        run, typed = self.run_folder, "run_name" in parsing.typed_values(self.argv)
+        inside = run and run.absolute().parents[1] == self.runs.absolute()  # no copy elsewhere
+        if run and inside and typed and config.run_name != run.parent.name:
+            raise UserError(f"--run_name has no effect on {run}: leave it out")
         config.resume = "never"
         if found:
             checkpoint = read_checkpoint(found)

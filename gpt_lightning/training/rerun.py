@@ -67,7 +67,9 @@ def with_run(argv: list[str]) -> list[str]:
     chosen = find_checkpoint(address, last=WORDS[1] in words)
     found_run = RunPaths.of_checkpoint(chosen)
     if not found_run:
-        raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")
+        begin = f"begin with its weights, `{program()} fit --config NAME --model.init_from {name}`"
+        fix = begin if command == "resume" else OR_BOTH
+        raise UserError(f"{name} is in no run's folder checkpoints/: {fix}")
     run = Path(os.path.relpath(found_run.run))
     path = RunPaths(run).config
     settings = read_config(path)
