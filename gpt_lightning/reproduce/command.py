@@ -7,7 +7,7 @@ from typing import Any
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import numbered_folder
+from gpt_lightning.files import numbered_folder, yaml_beside
 from gpt_lightning.parsing import OneLineParser, pick, split_fit_options
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung
 
@@ -23,24 +23,16 @@ def make_parser() -> OneLineParser:
         description="Run the settings of a published table and compare its numbers with ours. "
         "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )
-    parser.add_argument("case", nargs="?", help=f"One of {', '.join([*CASES, *REPORTS])}.")
-    about = "List the rungs, their needs, and which can run here."
-    parser.add_argument("--list", action="store_true", help=about)
-    about = "Names, separated by commas; null: all that can run here, or the best variant."
-    parser.add_argument("--rungs", "--variant", type=str | None, help=about)
-    about = "Optimizer steps; 0: evaluate only. null: all steps that were published."
-    parser.add_argument("--steps", "--max_steps", type=NonNegativeInt | None, help=about)
-    about = "cpu, mps, gpu or auto; null: that of each rung's configuration."
-    parser.add_argument("--accelerator", type=str | None, help=about)
-    about = "Compare a run folder with a published curve, by tokens; --list names the curves."
-    parser.add_argument("--against", nargs=2, metavar=("RUN", "CURVE"), help=about)
-    about = (
-        "Continue evaluations from the run's checkpoint. auto: in the newest folder that has one, "
-        "or start a new run if there is none. Or a folder of results."
-    )
-    parser.add_argument("--resume", type=str | None, help=about)
-    about = "Break each setting that a rung is about, in all cases or in one; train nothing."
-    parser.add_argument("--selftest", action="store_true", help=about)
+    helps = yaml_beside(__file__)
+    tables = ", ".join([*CASES, *REPORTS])
+    parser.add_argument("case", nargs="?", help=helps["case"].format(tables))
+    parser.add_argument("--list", action="store_true", help=helps["list"])
+    parser.add_argument("--rungs", "--variant", type=str | None, help=helps["rungs"])
+    parser.add_argument("--steps", "--max_steps", type=NonNegativeInt | None, help=helps["steps"])
+    parser.add_argument("--accelerator", type=str | None, help=helps["accelerator"])
+    parser.add_argument("--against", nargs=2, metavar=("RUN", "CURVE"), help=helps["against"])
+    parser.add_argument("--resume", type=str | None, help=helps["resume"])
+    parser.add_argument("--selftest", action="store_true", help=helps["selftest"])
     return parser
 
 

@@ -28,24 +28,13 @@ from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, Verdict, row_type, write_report
+from gpt_lightning.tables.rows import Console, Row, Verdict, types_of, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-# one published loss and ours; without a verdict if ours is of fewer batches than theirs
-LossRow = row_type(
-    "rung:/17 step:d split theirs:.6f/9 ours:.6f/9 difference:+.6f tolerance:g verdict "
-    "step_ms:,.1f tokens_per_sec batches:d"
-)
-# outcome of a rung
-RungRow = row_type(
-    "rung:/17 verdict device losses:d drifted:d worst_difference:.2g step_ms:,.1f "
-    "tokens_per_sec mfu peak_memory_gib attention speedup:.2f "
-    "published_step_ms:,.1f published_tokens_per_sec published_mfu "
-    "published_speedup:.2f note"
-)
+LossRow, RungRow = types_of(__file__, "runner").values()
 
 
 @dataclass(eq=False)
