@@ -1,4 +1,4 @@
-"""Laws that all benches share: help, rows, columns, pages, resume, failed rows, wrong options."""
+"""Laws that all benches share: help, rows, columns, pages, resume, failed rows."""
 
 import csv
 import json
@@ -139,42 +139,3 @@ def test_a_failed_row_is_a_row_and_the_next_one_is_measured(name, monkeypatch):
     assert main(command(name, "--resume")) == 0
     assert len(asked) == 1  # only the crash is measured again
     assert report(name)[1]["rows"][1:] == others
-
-
-# bench, options, and what the line on the terminal begins with after "error: "
-WRONG = """
-attention | --kernel own_kernel | --kernels is 'own_kernel'
-attention | --kernel nowhere:f | --kernels is 'nowhere:f'
-attention | --kernel own_kernel: | --kernels is 'own_kernel:'
-generate | --against loop | --against is 'loop'
-fit-batch | --steps 1 | give bench fit-batch --config
-fit-batch | --config no.yaml | --config no.yaml
-ladder | --model.config.vocab_size=null | model.config.vocab_size is null
-matmul | --squares 0 | --squares is '0'
-overhead | --pairs raw:fast | --pairs is 'raw:fast'
-profile | --modes trainig | --modes is 'trainig'
-profile | --budget --modes inference | unknown key 'modes'
-sizes | --steps few | steps is 'few'
-sizes | --warmup 0,x | --warmup is '0,x'
-sizes | --shapes 1x200 | --shapes is '1x200'
-sizes | --shapes 4,5 | --shapes is '4,5'
-sizes | --shapes 4x0 | --shapes is '4x0'
-sizes | --shapes 2x9 | --shapes is '2x9'
-sizes | --timeout-s 0 | timeout_s is 0
-sizes | --compile maybe | --compile is 'maybe'
-sizes | --device cuda | --device cuda
-sizes | --contxts 8 | unknown key 'contxts'
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "line"),
-    [tuple(map(str.strip, row.split("|"))) for row in WRONG.strip().splitlines()],
-)
-def test_a_wrong_option_is_one_line(name, options, line, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["bench", name, *options.split()]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith(f"error: {line}")
-    assert errors.count("\n") == 1
-    assert not sweep.ROOT.exists()

@@ -54,23 +54,6 @@ def test_perplexity_of_a_text_in_both_precisions(model, capsys):
     assert values[0] != values[1]
 
 
-@pytest.mark.parametrize(
-    ("args", "names"),
-    [
-        (["--tasks", "perplexity"], "--tasks perplexity and --text"),
-        (["--text", "t.txt"], "--tasks perplexity and --text"),
-        (["--tasks", "piqa"], "piqa"),
-        (["--tasks", "perplexity", "--text", "nowhere"], "data/nowhere"),
-        (["--tasks", "lambada", "--data", "."], "lambada_test.jsonl"),
-        (["--dtype", "fp16"], "dtype"),
-        (["--tasks", "lambada", "--data", "items", "--out", "items"], "--out items exists"),
-    ],
-)
-def test_wrong_arguments(args, names, model, capsys):
-    assert main(["eval", "run", *args]) == 2
-    assert names in capsys.readouterr().err
-
-
 def evaluate_rank() -> None:
     """Run `eval` with the variables of torchrun."""
     os.environ.update(RANK=os.environ["LOCAL_RANK"], WORLD_SIZE="2")

@@ -68,32 +68,6 @@ def test_step_0_is_nanogpts_to_the_digit_and_a_run_that_ends_early_is_no_success
     assert "2 published losses have no counterpart" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "names"),
-    [
-        ([], "reproduce needs a table"),
-        (["lecture-lader"], "'lecture-lader': did you mean"),
-        (["lecture-ladder", "--rungs", "tmed"], "lecture-ladder has no rung 'tmed': did"),
-        (["lecture-ladder", "--steps", "-1"], "steps is"),
-        (["lecture-ladder", "--stepz", "1"], "'stepz': did you mean 'steps'"),
-        (["lecture-ladder", "--steps", "x"], "steps is 'x'; expected"),
-        (["shakespeare-char-small", "--resume", "x"], "--resume x"),
-        (["--against", "run", "llm.c", "--steps", "1"], "--against"),
-        (["--list", "--model.compile=true"], "--list"),
-        (["profile-report", "--steps", "1"], "profile-report"),
-        (["profile-report", "--selftest"], "profile-report"),
-        (["--selftest", "--model.learning_rate", "1"], "--model.learning_rate"),
-        (["--selftest", "--rungs", "timed"], "reproduce needs a table"),
-        (["lecture-ladder", "--selftest", "--rungs", "tmed"], "no rung 'tmed': did"),
-    ],
-)
-def test_mistakes_take_one_line(args, names, capsys):
-    assert main(["reproduce", *args]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert names in line
-    assert not command.ROOT.exists()
-
-
 def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
     monkeypatch.setattr(command, "best_device", lambda: "cpu")
     assert main(["reproduce", "shakespeare-char", "--variant", "gpu"]) == 2

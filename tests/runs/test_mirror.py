@@ -314,10 +314,6 @@ def test_a_shared_folder(text_file, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("s3://bucket/runs", "pip install s3fs"),
-        ("gs://bucket/runs", "pip install gcsfs"),
-        ("nowhere://runs", "Protocol not known: nowhere: use s3://, gs:// or a folder"),
-        ("lightning_logs", "has the runs: choose another"),
         ("file", "cannot "),
         ("file://{here}/lightning_logs", "has the runs"),
         ("flaky://bucket/runs", "cannot write flaky://bucket/runs/run/version_0/checkpoints/"),

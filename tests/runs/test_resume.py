@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_fit import RUN, TINY_RUN, fit, logged_steps, rows
+from tiny_fit import RUN, fit, logged_steps, rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare, fit_command
@@ -43,13 +43,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind, capsys):
     assert "changed" not in capsys.readouterr().out
     found = compare(Path("lightning_logs/whole/version_0"), RUN)
     assert all(found.values()), found
-
-
-@pytest.mark.parametrize(("command", "to"), [("fit", "nowhere"), ("validate", "auto")])
-@pytest.mark.usefixtures("own_folder")
-def test_what_cannot_be_resumed_is_one_line(command, to, capsys):
-    assert main([command, *TINY_RUN, f"--resume={to}"]) == 2
-    assert "--resume" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("four_steps")

@@ -303,13 +303,6 @@ def test_an_optimizer_is_replaced_in_any_hook(hook, own_steps):
     assert steps == [n < own_steps for n in range(1, 4)]
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_an_evaluation_of_no_batch_is_an_error(own_folder, capsys, command):
-    key = f"trainer.limit_{command.replace('validate', 'val')}_batches"
-    assert main([command, "--data.text_file=text.txt", f"--{key}=0"]) == 2
-    assert f"{key} is 0, which leaves no batch: set it to 1 or more" in capsys.readouterr().err
-
-
 OWN_CLASSES = """
 import lightning as L
 from gpt_lightning import GPTModule, TokenDataModule

@@ -28,7 +28,6 @@ from ranks import run_commands, run_ranks
 from tiny_fit import TINY_RUN
 from tiny_fit import rows as logged_rows
 
-from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -305,18 +304,6 @@ def test_is_refused(row, folder):
     assert "\n" not in message
     assert len(message) < 300
     assert "http" not in message
-
-
-@pytest.mark.parametrize(
-    "wrong", ["gradient_clip_val=-1", "strategy=ddp_spawn", "callbacks+=StochasticWeightAveraging"]
-)
-def test_a_refusal_is_one_line_with_exit_code_2_and_leaves_nothing(wrong, folder, capsys):
-    more = ["--trainer.callbacks.swa_lrs=0.1"] if "callbacks" in wrong else []
-    assert main(["fit", *TINY_RUN, f"--trainer.{wrong}", *more]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: trainer.")
-    assert error.count("\n") == 1
-    assert not Path("lightning_logs").exists()
 
 
 @pytest.mark.parametrize(

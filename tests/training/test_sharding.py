@@ -224,19 +224,6 @@ def test_checkpoints_in_shards(folder, capsys):
     assert not Path("x.ckpt").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--checkpoint.asynchronous=true",), "leave out checkpoint.asynchronous"),
-        (("--checkpoint.folder=copies",), "and checkpoint.folder"),
-        ((), "set trainer.strategy to fsdp2"),
-    ],
-)
-def test_shards_that_nobody_would_write(folder, capsys, options, reason):
-    assert main(fit("whole", 1, "--checkpoint.sharded=true", *options)) == 2
-    assert reason in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_mixed_precision_in_shards(folder):
     """Blocks compute with bfloat16 weights; samples and checkpoints are those of whole models."""
