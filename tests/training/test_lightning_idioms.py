@@ -176,13 +176,15 @@ def test_another_batch_is_one_line(batch, found):
 class Measured(GPTModule):
     def __init__(self, config, **settings):
         super().__init__(config, **settings)
+        self.losses = []
         self.mean = torchmetrics.MeanMetric()
         self.several = torchmetrics.MetricCollection({"own/low": torchmetrics.MinMetric()})
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss))
         self.mean(loss)
-        self.log("own/mean", self.mean)
+        self.log("own/mean", self.mean, on_step=True, on_epoch=True)
         return loss
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -192,12 +194,18 @@ class Measured(GPTModule):
 
 
 def test_metrics_of_torchmetrics_are_logged():
-    trainer = stock(max_steps=4)
-    trainer.fit(Measured(CONFIG, schedule="constant"), loader(TOKENS), loader(TOKENS))
-    found = trainer.callback_metrics
-    assert 0 < found["own/mean"] < 4
+    runs = []
+    for kind in (GPTModule, Measured):
+        L.seed_everything(1)
+        module = kind(CONFIG, schedule="constant")
+        trainer = stock(max_steps=4)
+        trainer.fit(module, loader(TOKENS), loader(TOKENS))
+        runs.append(trainer.callback_metrics)
+    plain, found = runs
+    assert found["own/mean_step"] == pytest.approx(module.losses[-1])
+    assert found["own/mean_epoch"] == pytest.approx(sum(module.losses) / 4)
     assert found["own/low"] == 3
-    assert found["val/loss"] > 0
+    assert found["val/loss"] == plain["val/loss"]
 
 
 class OwnLoss(GPTModule):

@@ -4,7 +4,6 @@ import math
 import lightning as L
 import pytest
 import torch
-import torchmetrics
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
@@ -395,28 +394,6 @@ def test_the_memory_of_the_process_is_read_every_tenth_of_a_second(text_file, mo
 
     fit(text_file, Clocked(TINY), trainer={"limit_val_batches": 0})
     assert read == [8.0, 9.0, 9.125]  # the first at the start of the epoch
-
-
-def test_a_subclass_logs_a_metric_of_torchmetrics(text_file):
-    losses = []
-
-    class Logging(GPTModule):
-        def __init__(self, config):
-            super().__init__(config)
-            self.mean = torchmetrics.MeanMetric()
-
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            losses.append(float(loss.detach()))
-            self.mean(loss.detach())
-            self.log("mine/mean", self.mean, on_step=True, on_epoch=True)
-            return loss
-
-    module, trainer, rows = fit(text_file, Logging(TINY), trainer={"precision": "32-true"})
-    assert [row["mine/mean_step"] for row in rows] == pytest.approx(losses)
-    epoch = float(trainer.callback_metrics["mine/mean_epoch"])
-    assert epoch == pytest.approx(sum(losses) / 4)
-    assert same(module, fit(text_file)[0])
 
 
 @pytest.mark.parametrize(

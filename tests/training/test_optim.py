@@ -48,16 +48,8 @@ def test_a_seed_is_splitmix64s():
     assert mix(1234567) == 6457827717110365317 >> 1
     assert mix(1, 2) != mix(2, 1)
     assert mix(3) != mix(3, 0)
-    assert mix(7, 1) == mix_state(mix_state(7) ^ 1) >> 1
-
-
-def mix_state(number: int) -> int:
-    """SplitMix64's first number from a state, all 64 bits of it."""
-    mask = 2**64 - 1
-    z = (number + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
+    # the first number of the state that is 7's first number, xor 1
+    assert mix(7, 1) == 2207009715805324207
 
 
 @pytest.mark.parametrize(
@@ -128,23 +120,14 @@ def test_clipping_is_pytorchs_bit_for_bit(factor, written):
         model(*batch()).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in ours.parameters()])
     before = [p.grad._version for p in ours.parameters()]
-    clip_gradients(ours.parameters(), norm.item() * factor)
-    torch.nn.utils.clip_grad_norm_(theirs.parameters(), norm.item() * factor)
+    limit = norm.item() * factor
+    assert clip_gradients(ours.parameters(), None) == norm
+    assert clip_gradients(ours.parameters(), limit) == norm  # the one before
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
     after = [p.grad._version for p in ours.parameters()]
     assert (after != before) == written  # to multiply by 1 takes two passes over memory
-
-
-def test_clipping_scales_to_the_norm_and_reports_the_one_before():
-    model = tiny()
-    model(*batch()).backward()
-    before = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-    norm = clip_gradients(model.parameters(), 0.1)
-    after = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-    torch.testing.assert_close(norm, before)
-    assert after.item() == pytest.approx(0.1, rel=1e-4)
-    assert clip_gradients(model.parameters(), None).item() == pytest.approx(0.1, rel=1e-4)
 
 
 # ---- Muon with one batch for all matrices of a shape ---------------------------------------------
@@ -193,6 +176,7 @@ def test_a_stacked_step_is_skipped_by_the_device(found):
     before = [p.clone() for p in model.parameters()]
     momenta = [s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1]
     assert optimizer.takes_found_inf
+    assert not make_muon(free, fused=False).takes_found_inf
     optimizer.found_inf = torch.tensor(found)
     for each in (model, free):
         each.zero_grad()
@@ -207,11 +191,6 @@ def test_a_stacked_step_is_skipped_by_the_device(found):
     for p, q in zip(model.parameters(), expected, strict=True):
         assert torch.equal(p, q)
     assert all(map(torch.equal, momenta, after)) == bool(found)
-
-
-def test_muon_skips_a_step_where_its_adamw_can():
-    assert make_muon(tiny(), fused=True).takes_found_inf
-    assert not make_muon(tiny(), fused=False).takes_found_inf
 
 
 # ---- step counters -------------------------------------------------------------------------------
