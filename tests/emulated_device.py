@@ -74,7 +74,8 @@ class Backend:
 def register() -> list[torch.library.Library]:
     """Make torch know the device; autocast lasts as long as what is returned."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
-    without, casts = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    without = torch.library.Library("_", "IMPL")
+    casts = torch.library.Library("aten", "IMPL")
     without.fallback(torch.library.fallthrough_kernel, AUTOCAST)
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))
 

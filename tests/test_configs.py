@@ -86,7 +86,8 @@ def test_the_first_line_says_what_it_is(name):
 @pytest.mark.parametrize("name", [name for name in PURPOSE if name not in RUNS])
 def test_an_overlay_sets_nothing_that_is_set_already(name, parse):
     *below, _ = combination(name)
-    values, before = flat(parse(*below, name)), flat(parse(*below))
+    values = flat(parse(*below, name))
+    before = flat(parse(*below))
     changed = {key for key in values if values[key] != before[key]}
     if name != "model/gpt2":  # the size of the base that the others replace
         assert changed == written_keys(yaml.safe_load(config_file(name).read_text()))

@@ -154,7 +154,8 @@ def test_make_has_the_targets_that_pages_name():
 
 @pytest.mark.slow
 def test_commands_on_the_pages_can_be_typed():
-    parser, names = training_parser(), {"bench": find_benches(), "reproduce": {**CASES, **REPORTS}}
+    parser = training_parser()
+    names = {"bench": find_benches(), "reproduce": {**CASES, **REPORTS}}
     checked = 0
     for path in PROSE:
         for command, *args in commands(text_of(path)):

@@ -124,7 +124,8 @@ def test_nanogpt_goes_on_with_the_weights_and_adamws_state(text_file, capsys):
     assert main(["export", str(path), "--to", "data/abc/ckpt.pt"]) == 0
     assert "step 3, AdamW's state" in capsys.readouterr().out
     theirs = torch.load("data/abc/ckpt.pt")
-    found, trained = read_source(str(path)), torch.load(path)["optimizer_states"][0]
+    found = read_source(str(path))
+    trained = torch.load(path)["optimizer_states"][0]
     characters = len(found.tokenizer["characters"])
     model = GPT(GPTConfig(**theirs["model_args"]))
     model.load_state_dict(theirs["model"])

@@ -130,7 +130,8 @@ def test_blocks_read_each_window_once_and_stay_within_their_shards(blocks, lanes
 @pytest.mark.parametrize("sizes", [(3_000,) * 24, (640,) * 25, SHARDS])
 @pytest.mark.parametrize(("blocks", "lanes"), [*LAYOUTS, (3, 4), (1, 8)])
 def test_a_lane_reads_the_shards_that_are_announced_and_few_others_read_them(blocks, lanes, sizes):
-    chosen, begins = blocks_of(blocks, lanes, sizes), np.cumsum([0, *sizes])
+    chosen = blocks_of(blocks, lanes, sizes)
+    begins = np.cumsum([0, *sizes])
     n, readers = len(sizes), np.zeros(len(sizes), int)
     for lane in range(lanes):
         starts = chosen.starts(1, 0, chosen.n_windows)[lane::lanes]

@@ -218,7 +218,8 @@ def test_the_tokens_do_not_change_where_a_text_ends():
     stops = [["abc", "b"], ["aab", "aba"], ["bb"], ["cab", "abca", "c"], ["aaaa"]]
     ended = 0
     for case in range(500):
-        text, stop = "".join(rng.choices("abc", k=20)), stops[case % len(stops)]
+        text = "".join(rng.choices("abc", k=20))
+        stop = stops[case % len(stops)]
         pieces, rest = [], text
         while rest:
             n = rng.randint(1, 4)

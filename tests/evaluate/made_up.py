@@ -31,7 +31,8 @@ def hellaswag_items(n: int, seed: int = 0) -> list[dict]:
     rng = random.Random(seed)
     items = []
     for index in range(n):
-        first, second = sentence(rng, rng.randint(2, 9)).capitalize() + ".", sentence(rng, 2)
+        first = sentence(rng, rng.randint(2, 9)).capitalize() + "."
+        second = sentence(rng, 2)
         if index % 5 == 0:
             first = f"[header] How to {sentence(rng, 2)} [title] {first} [step] {sentence(rng, 3)}"
         if index % 7 == 0:

@@ -105,7 +105,8 @@ def test_the_model_keeps_its_mode_its_weights_and_the_random_numbers():
     model = tiny_gpt(dropout=0.5).train()
     model.transformer.h[0].eval()
     modes = [module.training for module in model.modules()]
-    state, before = torch.get_rng_state(), [p.clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    before = [p.clone() for p in model.parameters()]
     first = Scorer(model, ByteTokenizer()).score(random_requests(2))
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)

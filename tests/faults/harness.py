@@ -201,7 +201,8 @@ def refusals(folder: Path, commands: list[list[str]], names: list[str], **kwargs
     ended = gpt(folder, faults={"many": commands}, **kwargs).ok()
     assert "Traceback" not in ended.err, ended.err[-2000:]
     said = re.split(r"^exit (-?\d+)\n", ended.err, flags=re.MULTILINE)
-    texts, codes = said[0:-1:2], [int(code) for code in said[1::2]]
+    texts = said[0:-1:2]
+    codes = [int(code) for code in said[1::2]]
     assert len(codes) == len(commands), ended.err[-2000:]
     for text, code, name in zip(texts, codes, names, strict=True):
         assert code == 0 or name in text.strip().splitlines()[-1], f"{name} is not in: {text}"

@@ -330,7 +330,8 @@ def test_compiled_code_calls_that_gradient():
 )
 def test_a_large_vocabulary_is_multiplied_in_a_multiple_of_64_rows(rows, bf16, product):
     graphs = Graphs()
-    x, head = torch.randn(1, 2, 16), PaddedHead(16, rows, bias=False)
+    x = torch.randn(1, 2, 16)
+    head = PaddedHead(16, rows, bias=False)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         logits = torch.compile(head, backend=graphs)(x)
         expected = nn.Linear.forward(head, x)

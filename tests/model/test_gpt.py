@@ -75,7 +75,8 @@ def test_default_initialization_is_pytorchs():
 
 
 def test_tied_weights_are_one_tensor_and_untied_are_two():
-    tied, untied = GPT(TINY), GPT(dataclasses.replace(TINY, tie_weights=False))
+    tied = GPT(TINY)
+    untied = GPT(dataclasses.replace(TINY, tie_weights=False))
     assert tied.lm_head.weight is tied.transformer.wte.weight
     assert untied.num_params() - tied.num_params() == 101 * 32
     assert untied.num_params(embeddings=False) == tied.num_params(embeddings=False)

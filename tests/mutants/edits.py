@@ -95,7 +95,8 @@ class Sites(ast.NodeVisitor):
 
     def _between(self, operator: str, left: ast.AST, right: ast.AST, sign: str, *to: str) -> None:
         """Replaces the sign between two operands."""
-        begin, end = self._span(left)[1], self._span(right)[0]
+        begin = self._span(left)[1]
+        end = self._span(right)[0]
         gap = self.source[begin:end]
         pattern = sign if sign[0].isalpha() else re.escape(sign)
         match = re.search(pattern, gap)

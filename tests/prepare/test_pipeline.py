@@ -111,7 +111,8 @@ def test_the_last_documents_held_out(source, texts, tmp_path, test_fraction):
     """A document is in the split in which it begins."""
     out, fractions = tmp_path / "out", {"val_fraction": 0.3, "test_fraction": test_fraction}
     prepare(str(source), out=str(out), split_by="fraction", workers=1, **fractions)
-    documents, n_tokens = [naive([text]) for text in texts], len(naive(texts))
+    documents = [naive([text]) for text in texts]
+    n_tokens = len(naive(texts))
     borders = [0.7 - test_fraction, 1.0 - test_fraction, 1.0]
     expected: list[list[int]] = [[], [], []]
     position = 0
@@ -199,7 +200,8 @@ def test_keys_are_distinct_whatever_piece_they_are_asked_for() -> None:
     pieces = [shuffle_keys(3, first, 1000) for first in range(0, 100_000, 1000)]
     assert np.concatenate(pieces).tolist() == whole.tolist()
     # a document's place says nothing about its place before, nor about that with another seed
-    places, others = np.argsort(whole), np.argsort(shuffle_keys(4, 0, 100_000))
+    places = np.argsort(whole)
+    others = np.argsort(shuffle_keys(4, 0, 100_000))
     for left, right in ((np.arange(100_000), places), (places[1:], places[:-1]), (others, places)):
         assert abs(np.corrcoef(left, right)[0, 1]) < 0.015  # five standard deviations
 

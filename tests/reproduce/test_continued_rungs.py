@@ -10,7 +10,8 @@ from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 
-CPU, GPU = Rung("cpu", [[0, 1.0]]), Rung("gpu", [[0, 1.0]])
+CPU = Rung("cpu", [[0, 1.0]])
+GPU = Rung("gpu", [[0, 1.0]])
 # the smallest run of the case: other numbers than nanoGPT's, so without one verdict
 SMALL = [
     "reproduce",

@@ -24,7 +24,8 @@ from gpt_lightning.runs.shards import HostCopy
 def example(seed: int = 0) -> dict:
     """All kinds of content: shared storages, views, numbers, words."""
     torch.manual_seed(seed)
-    weight, table = torch.randn(37, 5), torch.arange(24).reshape(4, 6)
+    weight = torch.randn(37, 5)
+    table = torch.arange(24).reshape(4, 6)
     weights = OrderedDict(wte=weight, head=weight, last=weight[-1], rows=table[1:, ::2].t())
     weights._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]  # as Module.state_dict
     name = "adamw"

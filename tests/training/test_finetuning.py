@@ -74,7 +74,8 @@ class Doubled(nn.Linear):
 
 def test_only_layers_that_are_called_as_linear_ones_get_lora():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)  # eval reads them
-    network, x = nn.Sequential(nn.Linear(8, 8), Doubled(8, 8), encoder).eval(), torch.randn(2, 3, 8)
+    network = nn.Sequential(nn.Linear(8, 8), Doubled(8, 8), encoder).eval()
+    x = torch.randn(2, 3, 8)
     before = network(x)
     lora.install(network, 1, 1.0, ["*"])
     torch.testing.assert_close(network(x), before)

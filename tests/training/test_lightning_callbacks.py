@@ -26,7 +26,8 @@ def fit(name: str, *callbacks: cb.Callback) -> dict:
 
 
 def test_validate_gives_the_value_of_the_average(capsys):
-    run, plain = fit("ema", cb.EMAWeightAveraging(decay=0.5)), fit("plain")
+    run = fit("ema", cb.EMAWeightAveraging(decay=0.5))
+    plain = fit("plain")
     assert run["train/loss"] == plain["train/loss"]
     assert run["val/loss"] != plain["val/loss"]
     capsys.readouterr()

@@ -170,7 +170,8 @@ def test_a_stacked_update_is_orthogonal():
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_a_stacked_step_is_skipped_by_the_device(found):
     model, free = tiny(), tiny()
-    optimizer, other = make_muon(model, fused=True), make_muon(free, fused=True)
+    optimizer = make_muon(model, fused=True)
+    other = make_muon(free, fused=True)
     train(model, optimizer, 2)
     train(free, other, 2)
     before = [p.clone() for p in model.parameters()]

@@ -239,7 +239,8 @@ def test_a_network_that_returns_another_form_is_named_where_it_is_called(targets
             logits = super().forward(idx)
             return logits.flatten(0, 1) if targets is None else (logits, None)
 
-    module, idx = GPTModule(GPTConfig(1, 1, 8, 8, 16), network=Flat), torch.zeros(1, 4).long()
+    module = GPTModule(GPTConfig(1, 1, 8, 8, 16), network=Flat)
+    idx = torch.zeros(1, 4).long()
     module.configure_model()
     assert Network.of(Flat).record()["class_path"].startswith(f"{__name__}.")
     with pytest.raises(UserError, match=r"model\.network .*Flat returns a .*; expected a tensor"):
@@ -267,7 +268,8 @@ class Doubled(GPT):
 def test_tokens_are_those_of_its_own_forward():
     torch.manual_seed(0)
     config = GPTConfig(1, 1, 8, 8, 16, init="default")
-    model, idx = Doubled(config), torch.zeros(1, 1, dtype=torch.int64)
+    model = Doubled(config)
+    idx = torch.zeros(1, 1, dtype=torch.int64)
     found = generate(model, idx, 20, generator=torch.Generator().manual_seed(1))
     expected, generator = idx, torch.Generator().manual_seed(1)
     for _ in range(20):  # without a cache, and past block_size

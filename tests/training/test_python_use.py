@@ -50,7 +50,8 @@ def stock(*callbacks: L.Callback, **changes) -> L.Trainer:
 
 def stock_ranks(ranks: int) -> None:
     """Train and evaluate in ranks; write the loss, and the number of tokens that were evaluated."""
-    module, tokens = make(config={"dropout": 0.0}), data(batch_size=8 // ranks)
+    module = make(config={"dropout": 0.0})
+    tokens = data(batch_size=8 // ranks)
     strategy = "ddp" if ranks > 1 else "auto"
     changes = {"val_check_interval": 3, "limit_val_batches": 1.0}
     trainer = stock(devices=ranks, strategy=strategy, **changes)

@@ -148,7 +148,8 @@ class Poison(L.Callback):
 )
 def test_nothing_is_learnt_from_bad_gradients(deferred_on, raised_at, text_file, monkeypatch):
     monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", deferred_on)
-    poison, module = Poison(13), GPTModule(TINY, learning_rate=1e-2, schedule="constant")
+    poison = Poison(13)
+    module = GPTModule(TINY, learning_rate=1e-2, schedule="constant")
     with pytest.raises(UserError, match="gradient norm is nan at step 13: weights were not chan"):
         fit(text_file, [poison], module, limit_val_batches=0)
     assert poison.steps == raised_at

@@ -63,7 +63,8 @@ def test_the_hook_runs_after_everything_that_belongs_to_the_last_batch(text_file
 
 
 def test_the_wrapper_adds_nothing_to_the_loader(text_file, tmp_path):
-    tokens, run = data(text_file, tmp_path, block_size=16), trainer(max_steps=1)
+    tokens = data(text_file, tmp_path, block_size=16)
+    run = trainer(max_steps=1)
     tokens.trainer = run
     tokens.prepare_data()
     tokens.setup("fit")

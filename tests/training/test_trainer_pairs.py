@@ -168,7 +168,8 @@ class RawLoop:
 
     @torch.no_grad()
     def validate(self, step: int) -> None:
-        text, limit = self.text["val"], self.s.get("overfit_batches") or self.s["limit_val_batches"]
+        text = self.text["val"]
+        limit = self.s.get("overfit_batches") or self.s["limit_val_batches"]
         rows = -(-(len(text) - 1) // T)
         whole = -(-rows // B)
         n = int(whole * limit) if isinstance(limit, float) else min(whole, limit)

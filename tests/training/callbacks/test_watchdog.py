@@ -43,7 +43,8 @@ def watchdog():
         return made[0]
 
     gc.collect()  # files that earlier tests have left open
-    before, files = signal.signal(signal.SIGTERM, lambda *args: None), len(os.listdir("/dev/fd"))
+    before = signal.signal(signal.SIGTERM, lambda *args: None)
+    files = len(os.listdir("/dev/fd"))
     yield make
     made[0].teardown()
     made[0].teardown()  # Lightning calls it after an exception, too
