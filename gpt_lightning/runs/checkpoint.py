@@ -18,7 +18,7 @@ of Settings; and what a subclass of GPTModule keeps with save_hyperparameters().
 | data_position | epoch and windows of it that are done, for people |
 | data_identity | digests and settings that decide the order of the batches |
 | shards | digest of the shards' sizes, inodes and times, to detect replaced shards |
-| run_identity | settings of the Trainer that decide the numbers, and the seed |
+| run_identity | settings of the Trainer that decide the numbers, seed, classes of model and data |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
 | network | class path and arguments of a network of one's own; null or missing: GPT |
 | spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
@@ -33,7 +33,7 @@ import dataclasses
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning import Trainer
@@ -63,7 +63,8 @@ class RunRecord:
         data_identity: Digests and settings that decide the order of the batches; empty if the file
             does not have them.
         shards: Digest of the training shards' sizes, inodes and times.
-        run_identity: Settings of the Trainer that decide the numbers, and the seed.
+        run_identity: Settings of the Trainer that decide the numbers, the seed, and the classes of
+            model and data.
         environment: Versions, device, threads, ranks.
         network: Class path and arguments of a network of one's own; None: GPT.
         run_id: Identity of the run folder; None without one.
@@ -156,7 +157,10 @@ def is_plain(value: Any) -> bool:
 def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> Fields:
     """Return the settings outside of the module that decide the numbers of a run."""
     algorithm = trainer.gradient_clip_algorithm
+    model, data = type(trainer.lightning_module), type(cast(Any, trainer).datamodule)
     return {
+        "model.class_path": f"{model.__module__}.{model.__name__}",
+        "data.class_path": f"{data.__module__}.{data.__name__}",
         "seed_everything": seed,
         "gradient_clip_val": trainer.gradient_clip_val,
         # a plain string: no checkpoint with an enum can be read
@@ -288,8 +292,8 @@ def not_ours(path: Path, error: Exception) -> UserError:
     """
     return UserError(
         f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)}): "
-        "copy it again, or give another program's weights as --model.init_from, ckpt.pt of nanoGPT "
-        "or the folder of config.json and model.safetensors or pytorch_model.bin"
+        "copy it again; `gpt-lightning import SOURCE --out new.ckpt` makes a checkpoint of ckpt.pt "
+        "of nanoGPT, or of a folder of config.json and model.safetensors or pytorch_model.bin"
     )
 
 

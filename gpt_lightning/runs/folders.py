@@ -132,7 +132,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
     Raises:
         UserError: There is none.
     """
-    if path.exists() and not path.is_dir():
+    if path.exists() and not path.is_dir() and path.name != "config.yaml":
         return path
     if run := choose_run(path, RunPaths.saved):
         saved = run.saved()

@@ -1,6 +1,7 @@
 """Facts that a checkpoint and the run that resumes it must share, by the records alone."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -127,8 +128,12 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
         world_size=4,
         precision="32-true",
         strategy=SimpleNamespace(root_device=torch.device("cuda")),
+        lightning_module=1.5,
+        datamodule=Path(),
     )
     assert run_identity(trainer, 7, 30) == {
+        "model.class_path": "builtins.float",
+        "data.class_path": f"pathlib.{type(Path()).__name__}",
         "seed_everything": 7,
         "gradient_clip_val": 0.5,
         "gradient_clip_algorithm": "norm",

@@ -241,7 +241,7 @@ def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
     ("spec", "fix"),
     [
         ({"name": "byte"}, "set data.tokenizer to char"),
-        ({"name": "char"}, "'c'.: make data of its"),
+        ({"name": "char"}, "'c' is new.: make data of its"),
     ],
 )
 def test_weights_to_train_further_are_of_the_tokens_of_the_data(spec, fix, tmp_path):

@@ -133,7 +133,7 @@ def test_a_foreign_file_is_refused_with_a_way_to_use_its_weights(name, file, cap
     else:
         torch.save(content, path)
     line = refused(READING["inspect"], path, capsys)
-    assert "give another program's weights as --model.init_from" in line
+    assert "`gpt-lightning import SOURCE --out new.ckpt`" in line
     assert "mmap" not in line
 
 

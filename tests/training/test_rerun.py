@@ -132,7 +132,7 @@ def test_the_config_of_a_run_with_a_word_is_that_run(project, word, file):
             "--config lightning_logs/name/version_1/config",
         ),
         (["validate", "--ckpt_path=nowhere"], "nowhere does not exist"),
-        (["test", f"{RUN}/config.yaml"], "config.yaml is in no run's folder checkpoints/"),
+        (["test", f"{RUN}/config.yaml"], "config.yaml has no checkpoints"),
         (["resume", "gs://bucket/run"], "gs://bucket/run is a URL: copy the run folder"),
     ],
 )
