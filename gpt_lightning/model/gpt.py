@@ -201,8 +201,7 @@ class GPT(nn.Module):
         super().__init__()
         if not isinstance(config, GPTConfig) or config.vocab_size is None:
             raise UserError(
-                f"vocab_size is null in a {type(config).__name__}: give GPT a GPTConfig with a "
-                "number, or train on a prepared dataset"
+                "config is no GPTConfig, or vocab_size is null: give a number; a dataset has one"
             )
         self.config = config
         self.transformer = Transformer(config)

@@ -156,9 +156,10 @@ def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: An
     Raises:
         UserError: It is something else, such as the tuple of nanoGPT.
     """
-    targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
+    idx = [*args, *kwargs.values()][0]  # int64 (B, T)
+    targets = kwargs.get("targets", *args[1:2])
     is_tensor = isinstance(output, Tensor)
-    if is_tensor and (output.dim() == 3 if targets is None else output.numel() == 1):
+    if is_tensor and (output.shape[:-1] == idx.shape if targets is None else output.numel() == 1):
         return
     shape = f" {tuple(output.shape)}" if is_tensor else ""
     raise UserError(

@@ -152,13 +152,14 @@ def choose_trained(model: nn.Module, settings: Settings) -> None:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise UserError(
                     f"model.{key} {pattern!r} matches no parameter: their names are like "
-                    f"{names[0]} and {names[2]}"
+                    f"{' and '.join(names[:3:2])}"
                 )
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in settings.freeze):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("model.freeze leaves no parameter to train: shorten it")
+        way_out = ": shorten model.freeze" if names else ""
+        raise UserError(f"{type(model).__name__} has no parameter to train{way_out}")
 
 
 def find_kernel(

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import traceback
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.runs.checkpoint import not_ours, read_checkpoint
+from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
@@ -41,17 +40,16 @@ from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.trainer import TABLES, as_list, check_supported
+from gpt_lightning.training.trainer import TABLES, as_list, check_monitors, check_supported
 
 # section with a class -> what serves those whose class is not derived from ours
 INSTEAD = {
     "model": "a network of your own is --model.network, see docs/tutorials/own_network.md",
     "data": "other data are for lightning.Trainer, see docs/python.md",
 }
+KEYS = {"model": "model.init_from", "data": "data.dataset"}  # one of our class, by section
 OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
-# Lightning's methods that read a checkpoint
-RESTORING = {"resume_start", "restore_model", "restore_callbacks", "restore_training_state"}
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
@@ -195,7 +193,11 @@ class GPTCLI(LightningCLI):
         for key, name in EVERY_RUN.items():
             callback = resolve_name(f"gpt_lightning.training.callbacks.{name}")
             parser.add_lightning_class_args(callback, key)
-        for section in INSTEAD:
+        known = parsing.known_keys(parser)[0]
+        for (section, key), kind in zip(KEYS.items(), self.classes, strict=True):
+            if key not in known:
+                name = f"{kind.__module__}.{kind.__name__}"
+                raise UserError(f"{name}: take **settings and pass them to super().__init__")
             parser.add_argument(f"--{section}.class_path", type=str, default=SUPPRESS, help=OWN)
         parser.add_class_arguments(TaskSettings, "evaluation")
         parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
@@ -347,13 +349,14 @@ class GPTCLI(LightningCLI):
         return [*as_list(setting), run]
 
     def after_instantiate_classes(self) -> None:
-        data: Any = self.datamodule
+        data, run = self.datamodule, cast(Any, self.trainer)
+        check_monitors(run.callbacks, run.log_every_n_steps > 0, self.model, data)
         if not data.makes("train"):
             data.train_dataloader = partial(steps.with_hook, data.train_dataloader, self.trainer)
         for logger in self.trainer.loggers:
             continue_logger(logger, self.resume_step)
         if self.model.settings.optimizer == "muon":
-            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            for callback in run.callbacks:
                 check_supported(callback, "unsupported_with_muon")
         for section, path in self.class_paths.items():
             if path:  # config.yaml has it
@@ -374,9 +377,6 @@ class GPTCLI(LightningCLI):
                     f"{' '.join([*lines[:2], *reason])}): set --model.compile false, or repair the "
                     "compiler that torch.compile uses"
                 ) from error
-            names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-            if RESTORING & names and isinstance(error, KeyError | TypeError | AttributeError):
-                raise not_ours(cast(Path, self.ckpt_path), error) from error
             if ranks.is_lost_peer(error):
                 ranks.leave_to_launcher(self.trainer)
                 raise errors.PeerError(
@@ -423,7 +423,8 @@ def quiet_process() -> Iterator[None]:
         for module, name in ((torch.backends.cudnn, "benchmark"), (threading, "excepthook")):
             stack.callback(setattr, module, name, getattr(module, name))
         stack.callback(sys.path.__setitem__, slice(None), [*sys.path])
-        sys.path.append("")  # classes of one's own in the current folder
+        # classes of one's own; jsonargparse works in the folder of a configuration meanwhile
+        sys.path.append(os.getcwd())
         quiet_lightning()
         try:
             yield

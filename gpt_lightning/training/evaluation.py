@@ -118,7 +118,7 @@ class EvaluatedModule(LightningModule):
             # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
             metrics["step"] = float(step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
-        if data is not None:
+        if data is not None and self._evaluation.sums:  # a subclass may log a loss of its own
             tokens = data.evaluated_part(
                 split, self._evaluation.positions * self.trainer.world_size
             )

@@ -205,7 +205,7 @@ def fit(
     argv = ["fit"]
     callbacks = as_list(callbacks)
     if wrong := [each for each in callbacks if not isinstance(each, L.Callback)]:
-        raise UserError(f"callbacks has {wrong[0]!r}; give an object, such as EarlyStopping()")
+        raise UserError(f"callbacks has {wrong[0]!r}; give an object: EarlyStopping('val/loss')")
     for config in (*configs, overrides):
         if isinstance(config, Mapping):
             argv += [f"--{key}={_argument(value)}" for key, value in config.items()]

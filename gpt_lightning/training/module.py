@@ -10,6 +10,7 @@ import torch
 from jsonargparse.typing import register_type
 from lightning import Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -118,6 +119,8 @@ class GPTModule(EvaluatedModule):
         if trainer and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
+            if not (self.automatic_optimization or is_overridden("training_step", self, GPTModule)):
+                raise UserError("automatic_optimization is False: write a training_step, too")
         if not hasattr(self, "model"):
             tokens = data.tokenizer.spec() if data is not None and self.init_from else None
             self.model = build.build_model(

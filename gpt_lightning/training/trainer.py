@@ -158,17 +158,11 @@ def check_callbacks(callbacks: list[L.Callback], given: Fields) -> None:
     """Check that each callback can do its work in a run of ours."""
     if not any(isinstance(callback, RunCheckpoint) for callback in callbacks):
         return
-    metrics = EVALUATION_METRICS + (STEP_METRICS if given.get("log_every_n_steps", 1) else ())
-    modules = {type(callback).__module__.partition(".")[0] for callback in callbacks}
-    others = not modules <= {"lightning", "gpt_lightning"}  # may log metrics of their own
     for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
         check_supported(callback, "unsupported_callbacks")
         if given.get("strategy") == "fsdp2":
             check_supported(callback, "unsupported_under_fsdp2")
-        if isinstance(monitor, str) and not others:
-            pick(monitor, metrics, f"trainer.callbacks: {type(callback).__name__} monitors")
-        if isinstance(callback, stock.EarlyStopping) and monitor in EVALUATION_METRICS:
+        if isinstance(callback, stock.EarlyStopping) and callback.monitor in EVALUATION_METRICS:
             # An epoch may end early and without a validation.
             callback._check_on_train_epoch_end = False
     for plugin in as_list(given.get("plugins", [])):
@@ -177,6 +171,21 @@ def check_callbacks(callbacks: list[L.Callback], given: Fields) -> None:
                 f"trainer.plugins: {type(plugin).__name__} would write checkpoints without their "
                 "digests: leave it out"
             )
+
+
+def check_monitors(callbacks: list[L.Callback], log_steps: bool, *others: Any) -> None:
+    """Check that callbacks monitor metrics of ours, unless others may log metrics of their own.
+
+    Args:
+        callbacks: Callbacks of a run.
+        log_steps: True if there are log steps.
+        others: Module and data of the run.
+    """
+    metrics = EVALUATION_METRICS + (STEP_METRICS if log_steps else ())
+    origins = {type(each).__module__.partition(".")[0] for each in (*callbacks, *others)}
+    for callback in callbacks if origins <= {"lightning", "gpt_lightning"} else ():
+        if isinstance(monitor := getattr(callback, "monitor", None), str):
+            pick(monitor, metrics, f"trainer.callbacks: {type(callback).__name__} monitors")
 
 
 def changed_arguments(callbacks: list[L.Callback], given: Fields) -> Fields:

@@ -17,6 +17,7 @@ from gpt_lightning.training.trainer import (
     TABLES,
     changed_arguments,
     check_callbacks,
+    check_monitors,
     check_names,
     check_numbers,
 )
@@ -86,16 +87,20 @@ def test_devices_that_do_not_exist(devices):
 
 def test_callbacks_are_checked_where_the_run_is_ours():
     averaging = stock.StochasticWeightAveraging(swa_lrs=1e-3)
-    stopping = stock.EarlyStopping(monitor="loss")
-    check_callbacks([averaging, stopping], {})
+    check_callbacks([averaging], {})
     with pytest.raises(UserError, match="StochasticWeightAveraging sets learning rates"):
         check_callbacks([RunCheckpoint(), averaging], {})
+
+
+def test_callbacks_monitor_metrics_that_are_logged():
+    stopping = stock.EarlyStopping(monitor="loss")
     with pytest.raises(UserError, match=r"EarlyStopping monitors 'loss'.*; there are val/loss"):
-        check_callbacks([RunCheckpoint(), stopping], {})
+        check_monitors([stopping], True, RunCheckpoint())
+    check_monitors([stopping], True, type("Own", (), {})())
     by_step = stock.EarlyStopping(monitor="train/loss")
-    check_callbacks([RunCheckpoint(), by_step], {})
+    check_monitors([by_step], True)
     with pytest.raises(UserError, match="monitors 'train/loss'"):
-        check_callbacks([RunCheckpoint(), by_step], {"log_every_n_steps": 0})
+        check_monitors([by_step], False)
 
 
 def test_lightning_gets_one_progress_bar_and_one_kind_of_checkpoint():

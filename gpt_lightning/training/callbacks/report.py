@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
@@ -77,6 +78,8 @@ class RunReport(Callback):
         }
         if not data.makes("train"):
             facts |= {"data": f"train_dataloader of {type(data).__name__}", "step": ""}
+        if is_overridden("configure_optimizers", module, GPTModule):
+            facts["optimizer"] = f"configure_optimizers of {type(module).__name__}"
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": speed.peak_line if speed else ""}
         facts["not tried"] = ", ".join(untried_versions())
@@ -96,8 +99,8 @@ class RunReport(Callback):
             most, step = getattr(trainer, name), trainer.global_step
             least = step if name == "max_steps" else 0
             more = [f"--trainer.{name}", str(2 * max(most, least))]
-            again = shell_command(["resume", str(run_folder(trainer)), *more])
-            reason = f"trainer.{name} is {most:,}; train on with `{again}`"
+            again = shell_command(["resume", str(folder := run_folder(trainer)), *more])
+            reason = f"trainer.{name} is {most:,}" + f"; train on with `{again}`" * bool(folder)
             if trainer.should_stop:
                 reason = f"{steps.stop_reason(trainer)} ends the run"
             elif not trainer.num_training_batches:
@@ -324,12 +327,13 @@ def line_interval(total: int, log_every: int) -> int:
 
 
 def evaluation_line(metrics: Fields, split: str) -> str:
-    """Return loss and perplexity of a split (val or test) as text; empty without them."""
+    """Return loss and perplexity of a split (val or test) as text; empty without a loss."""
     if f"{split}/loss" not in metrics:
         return ""
-    loss, perplexity = float(metrics[f"{split}/loss"]), float(metrics[f"{split}/perplexity"])
-    name = {"val": "validation"}.get(split, split)
-    return f"{name} loss {loss:.4f}{evaluated_part(metrics, split)}, perplexity {perplexity:.2f}"
+    line = "validation" if split == "val" else split
+    line += f" loss {float(metrics[f'{split}/loss']):.4f}{evaluated_part(metrics, split)}"
+    perplexity = metrics.get(f"{split}/perplexity")  # a step of a subclass may log the loss alone
+    return line if perplexity is None else f"{line}, perplexity {float(perplexity):.2f}"
 
 
 def evaluated_part(metrics: Fields, split: str) -> str:
