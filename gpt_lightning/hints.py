@@ -36,8 +36,6 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
         return unknown_argument(found[1], options, positionals) or (
             f"unknown key {found[1].lstrip('-').partition('=')[0]!r}{help_hint}"
         )
-    if found := re.search(r"(?:does not accept option |Option )'([^']+)'", text):
-        return f"unknown key {found[1]!r}{hint_at(found[1], options) or help_hint}"
     return f"{text}{help_hint}"
 
 
@@ -109,7 +107,8 @@ def as_typed(message: str, typed: Mapping[str, str], files: Sequence[str]) -> st
         typed: Text after each option of the command, by key.
         files: Configurations of the command.
     """
-    if (found := re.search(r"--(\S+) needs a value", message)) and typed.get(found[1]):
+    found = re.search(r"--(\S+) needs a value", message)
+    if found and not re.match(r"--[a-z][\w.]*(=|$)|$", typed.get(found[1], "")):
         return f"{typed[key := found[1]]} begins with a dash: write --{key}={typed[key]}"
     if not (found := re.match(r"([\w.]+) is '(.*)'; expected ([^;]+)$", message)):
         return message

@@ -96,15 +96,16 @@ def lasting_output(prints_only: bool = False) -> Iterator[None]:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    before = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as closed:  # Python has None for a stream that is closed
-        sys.stdout = LastingStream("standard output", before[0] or closed, prints_only)
-        sys.stderr = LastingStream("standard error", before[1] or closed, False)
+    before = sys.stdin, sys.stdout, sys.stderr
+    with open(os.devnull, "r+") as closed:  # Python has None for a stream that is closed
+        sys.stdin = before[0] or closed
+        sys.stdout = LastingStream("standard output", before[1] or closed, prints_only)
+        sys.stderr = LastingStream("standard error", before[2] or closed, False)
         try:
             yield
         finally:
             sys.stderr.flush()
-            sys.stdout, sys.stderr = before
+            sys.stdin, sys.stdout, sys.stderr = before
 
 
 def wrapped(line: str, indent: int = 6, **how: Any) -> str:

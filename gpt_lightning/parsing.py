@@ -44,8 +44,9 @@ MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the hint ": did you mean ...?", or an empty string if no candidate is close."""
-    found = difflib.get_close_matches(word, candidates, n=1)
-    return f": did you mean {found[0]!r}?" if found else ""
+    names = {name.lower(): name for name in candidates}
+    found = difflib.get_close_matches(word.lower(), names, n=1)
+    return f": did you mean {names[found[0]]!r}?" if found else ""
 
 
 def pick(name: str, known: Iterable[str], problem: str) -> str:
@@ -91,14 +92,18 @@ class OneLineParser(ArgumentParser):
             re.sub(r"^--\w[\w-]*", lambda name: "--" + name[0][2:].replace("-", "_"), arg)
             for arg in args or []
         ]
+        typed = typed_values(words)
+        # argparse takes an unknown option for a positional if its value has a space
+        for key in [k for k in typed if "." not in k and k not in known_keys(self)[0]]:
+            self.error(f"unrecognized arguments: --{key}")
         try:
             parsed = super().parse_args(args and words, *more, **kwargs)
         except UserError as error:
             from gpt_lightning.hints import as_typed  # wrong arguments alone need it
 
             files = [word[9:] for word in joined(words) if word.startswith("--config=")]
-            raise UserError(as_typed(str(error), typed_values(words), files)) from error
-        check_typed(typed_values(words), parsed.get(parsed.get("subcommand") or "", parsed))
+            raise UserError(as_typed(str(error), typed, files)) from error
+        check_typed(typed, parsed.get(parsed.get("subcommand") or "", parsed))
         return parsed
 
     def format_help(self) -> str:
@@ -166,7 +171,8 @@ def check_plain(key: str, value: Any) -> None:
 
     Raises:
         UserError: The value is an infinite number, an integer of more than 64 bits, empty or null
-            where a name is expected, or has names that are no text.
+            where a name is expected, a path with ~ that no shell has replaced, or has names that
+            are no text.
     """
     is_seed = key.endswith("seed_everything")  # also as fit.seed_everything
     if is_seed and (value is True or not 0 <= (value or 0) < 2**32):  # Lightning takes True as 0
@@ -180,6 +186,9 @@ def check_plain(key: str, value: Any) -> None:
     text = str(value).strip()
     if text in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
         raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")
+    written = "null" if value == "None" else re.sub("^~(?=/)", os.path.expanduser("~"), text)
+    if text != written and not key.endswith("prompt"):
+        raise UserError(f"{key} is {text}; write {written}")
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[Any]:
@@ -434,7 +443,8 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
         keys: Known keys. What stands before a dot is a section, which must hold keys.
 
     Raises:
-        UserError: The file cannot be read, or is no mapping of keys in YAML.
+        OSError: The file cannot be read.
+        UserError: The file is no mapping of keys in YAML.
     """
     where = f"--config {path}"
     if path.exists() and not path.is_file():  # a pipe can be read only once
@@ -443,7 +453,7 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
         settings = yaml.load(text := path.read_text(encoding="utf-8-sig"), UniqueKeyLoader)
         if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > 30:
             raise RecursionError("it has more than 30 aliases")  # 72 can make 10^9 values
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{where} cannot be read ({error}): give simple YAML in UTF-8") from error
     except yaml.YAMLError as error:
         from gpt_lightning.hints import explain_yaml  # wrong files alone need it

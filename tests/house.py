@@ -120,7 +120,8 @@ def private_names() -> dict[str, set[str]]:
 
 # Endings of our columns and keys, and the public functions os._exit and namedtuple._replace
 SUFFIXES = {"_exit", "_replace", "_gib", "_mib", "_ms", "_s", "_std", "_per_sec", "_pdrop"}
-SUFFIXES |= {"_mean_ms", "_std_ms", "_spread", "_peak_mib", "_batches", "_batches ", "_attention"}
+SUFFIXES |= {"_mean_ms", "_std_ms", "_spread", "_peak_mib", "_batches", "_batches "}
+SUFFIXES |= {"_attention", "_dataloader"}
 
 
 def used_names(module: ast.Module) -> Iterator[str]:

@@ -159,7 +159,7 @@ with lasting_output():
     file = open("checkpoint", "w")
     os.write(1, b"a print of C++")
     print("step 1", flush=True)
-    assert file.fileno() > 2
+    assert file.fileno() > 2 and not sys.stdin.closed
 """
 
 

@@ -138,7 +138,7 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
         return [("--prompt", prompt)]
     try:
         lines = Path(prompts).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"--prompts {prompts}: {reason_of(error)}; give text in UTF-8") from error
     found = []
     for number, line in enumerate(lines, 1):

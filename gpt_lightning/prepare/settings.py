@@ -70,6 +70,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
             object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
+        if os.path.exists(file := f"{self.tokenizer}/tokenizer.json"):
+            raise UserError(f"tokenizer is {self.tokenizer}, a folder: give its file, {file}")
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
