@@ -180,7 +180,7 @@ def place_of(error: Exception) -> tuple[int, str]:
         if file.startswith(os.path.dirname(__file__)):
             break
         if not ("-packages" in file or file.startswith((sysconfig.get_path("stdlib"), "<"))):
-            return 2, f"{os.path.relpath(file)}:{line}, in {function}: "
+            return 2, f"{min(os.path.relpath(file), file, key=len)}:{line}, in {function}: "
     *_, (file, *_, raises) = frames
     return 2 if raises and "/lightning/pytorch/" in file else 1, ""
 

@@ -148,8 +148,4 @@ def test_a_name_is_a_file_of_configs_unless_there_is_a_file_of_that_name(tmp_pat
 def test_a_wheel_carries_the_configurations():
     with (CONFIGS.parent / "pyproject.toml").open("rb") as file:
         wheel = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]
-    carried = {
-        "configs": "gpt_lightning/configs",
-        "constraints.txt": "gpt_lightning/constraints.txt",
-    }
-    assert wheel["force-include"] == carried
+    assert wheel["force-include"] == {"configs": "gpt_lightning/configs"}

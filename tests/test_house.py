@@ -29,23 +29,23 @@ ARROWS = 60
 PRIVATE_NAMES_USED = 21
 # Code lines of each room; "" has the files beside them.
 ROOMS = {
-    "": 946,
-    "bench": 2_171,
-    "commands": 981,
-    "data": 1_880,
-    "evaluate": 355,
-    "hardware": 523,
-    "model": 1_449,
-    "prepare": 1_432,
-    "remote": 395,
-    "reproduce": 866,
-    "runs": 1_609,
-    "tables": 598,
-    "training": 3_192,
+    "": 967,
+    "bench": 2_158,
+    "commands": 967,
+    "data": 1_858,
+    "evaluate": 358,
+    "hardware": 516,
+    "model": 1_467,
+    "prepare": 1_424,
+    "remote": 389,
+    "reproduce": 832,
+    "runs": 1_613,
+    "tables": 592,
+    "training": 3_250,
 }
-PACKAGE_LINES = 16_394
+PACKAGE_LINES = 16_391
 # Code lines of Python outside of the package.
-OTHERS = {"tests": 25_519, "experiments": 1_069, "benchmarks": 1_045, "docs": 85, "examples": 64}
+OTHERS = {"tests": 25_437, "experiments": 1_069, "benchmarks": 1_045, "docs": 85, "examples": 64}
 TINY = (*TINY_MODEL, "--samples.max_new_tokens=4", "--data.batch_size=2", "--trainer.max_steps=8")
 
 

@@ -113,7 +113,8 @@ def observe(name: str, dtype: torch.dtype, device: str) -> dict[tuple[str, str],
             x = y = torch.randint(5, (2, 16), device=where)
             logits, loss = model(x), model(x, y)
         else:
-            x, y = torch.randn(4, 20, device=where), torch.randint(5, (4,), device=where)
+            x = torch.randn(4, 20, device=where)
+            y = torch.randint(5, (4,), device=where)
             logits = model(x)
             loss = nn.functional.cross_entropy(logits, y)
     seen |= {("logits", "logits"): logits, ("loss", "loss"): loss}

@@ -83,20 +83,19 @@ def complete_values(parser: Any) -> Any:
                 "preamble": {"bash": bash},
             }
         elif action.nargs != 0:
-            action.choices = values_of(action, text) or None
+            action.choices = values_of(action) or None
             if action.choices is None:
                 action.complete = shtab.FILE
     return parser
 
 
-def values_of(action: argparse.Action, text: str) -> list[str]:
+def values_of(action: argparse.Action) -> list[str]:
     """Return the words that an argument takes; empty if it takes any text.
 
-    jsonargparse writes the words of a type as {A,B}; the help says "One of A, B and C".
+    jsonargparse writes the words of a type as {A,B}.
     """
     if words := WORDS.get(action.dest):
         return [*resolve_name(f"gpt_lightning.{words}")()] if ":" in words else words.split()
     if found := re.fullmatch(r"\{(.*)\}", str(action.metavar)):
         return found[1].split(",")
-    listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
-    return re.split(", | and ", listed[1]) if listed else [*map(str, action.choices or ())]
+    return [*map(str, action.choices or ())]

@@ -24,8 +24,6 @@ from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware import device, peaks, precision
 from gpt_lightning.model import gpt
 from gpt_lightning.model.fast import compilation
-from gpt_lightning.parsing import CONFIGS
-from gpt_lightning.runs.folders import lock_folder
 from gpt_lightning.tables.worker import isolated
 
 TABLE = yaml_beside(__file__)
@@ -95,19 +93,18 @@ def versions() -> Iterator[Line]:
 
 
 def packages() -> Iterator[Line]:
-    """Yield what extras lack, versions that are not the tested ones, and what packages lack."""
-    here = {plain(found.name): found.version for found in metadata.distributions()}
+    """Yield what extras lack, and private names that packages lack."""
+    here = {plain(found.name) for found in metadata.distributions()}
     missing: dict[str, list[str]] = {}
     for requirement in metadata.requires("gpt-lightning") or []:
         if found := re.match(r"([\w.-]+).*extra == .(\w+)", requirement):
             names = missing.setdefault(f"extra {found[2]}", [])
             names += [] if plain(found[1]) in here else [found[1]]
     for name, gap in missing.items():
-        yield ("note", name, f"pip install {' '.join(gap)}") if gap else ("ok", name, "installed")
-    pins = re.findall(r"^([\w.-]+)==(\S+)$", (CONFIGS.parent / "constraints.txt").read_text(), re.M)
-    pairs = [(name, here.get(plain(name), pin).partition("+")[0], pin) for name, pin in pins]
-    other = [f"{name} {version} (tested: {pin})" for name, version, pin in pairs if version != pin]
-    yield "note" if other else "ok", "versions", ", ".join(other) or "those of constraints.txt"
+        if gap:
+            yield "note", name, f"pip install {' '.join(gap)}"
+        else:
+            yield "ok", name, "installed"
     yield from (("note", "private names", line) for line in device.missing_names())
 
 
@@ -127,21 +124,8 @@ def folders() -> Iterator[Line]:
             yield unwritable, "folder", f"{path}: {error.strerror}; change permissions of {folder}"
 
 
-def locks() -> Iterator[Line]:
-    """Yield the line of the locks that keep two processes apart in a folder of runs."""
-    runs = "lightning_logs" if os.path.isdir("lightning_logs") else "."
-    with tempfile.TemporaryDirectory(dir=runs) as run:
-        try:
-            with lock_folder(Path(run)), lock_folder(Path(run)):
-                raise OSError("the file system has no locks")
-        except UserError:
-            yield "ok", "locks", "two processes cannot write one run"
-
-
 def network() -> Iterator[Line]:
     """Yield the answers of what a run may download from."""
-    found = "ok" if device.output_of(sys.executable, *TABLE["pip"].split()) else "note"
-    yield found, "network", TABLE["pip_index"][found]
     urlopen(TABLE["hub"], timeout=TABLE["hub_timeout_s"]).close()
     yield "ok", "network", f"{TABLE['hub']} answers"
 

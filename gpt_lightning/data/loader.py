@@ -55,7 +55,9 @@ def tokens_and_targets(batch: Any) -> Batch:
             "attention_mask alone, (B, T + 1) each, padded on the right"
         )
     x, y = tensors[0].long(), tensors[-1].long()
-    return (x[:, :-1].contiguous(), y[:, 1:].contiguous()) if unshifted else (x, y)
+    if unshifted:
+        x, y = x[:, :-1].contiguous(), y[:, 1:].contiguous()
+    return x, y
 
 
 def limited(batches: int, limit: int | float) -> int:

@@ -15,7 +15,6 @@ import numpy as np
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # largest permutation that is drawn as one table
 Key = tuple[int, ...]  # numbers that decide a draw
-RUN = 4_096  # places that are permuted together
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # difference of two successive states of SplitMix64
 OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
 
@@ -110,7 +109,7 @@ class WindowOrder:
         else:
             key, n = (self.seed, epoch), self.n_windows
             table = n <= TABLE_WINDOWS
-            windows = _permutation(key, n)[places] if table else _neighbours(key, n, places)
+            windows = _permutation(key, n)[places] if table else permuted(key, n, places)
             starts = self._offset(epoch) + windows * T
         return np.minimum(starts, self.n_tokens - 1 - T)
 
@@ -208,18 +207,6 @@ def permuted(key: Key, n: int, places: np.ndarray) -> np.ndarray:
         out[todo] = left << half | right
         todo = todo[out[todo] >= n]
     return out.astype(np.int64)
-
-
-def _neighbours(key: Key, n: int, places: np.ndarray) -> np.ndarray:
-    """Return `permuted` of consecutive places, for a tenth of its time where few are asked for."""
-    runs = range(places[0] // RUN, places[-1] // RUN + 1) if len(places) else range(1)
-    found = np.concatenate([_permuted_run(key, n, run) for run in runs])
-    return found[places - runs[0] * RUN]
-
-
-@lru_cache(maxsize=64)
-def _permuted_run(key: Key, n: int, run: int) -> np.ndarray:
-    return permuted(key, n, np.arange(run * RUN, min((run + 1) * RUN, n)))
 
 
 def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:

@@ -132,7 +132,9 @@ class Scorer:
         """
         todo = [(i, *w) for i, r in enumerate(requests) for w in windows(r, self.block_size)]
         todo.sort(key=lambda window: -len(window[1]))
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = 0, 1
+        if dist.is_initialized():
+            rank, ranks = dist.get_rank(), dist.get_world_size()
         own = self._score_windows(todo[rank::ranks], hidden=rank > 0)
         found = [own] * ranks
         if ranks > 1:
@@ -172,7 +174,8 @@ class Scorer:
         targets = torch.full_like(idx, IGNORE_INDEX)  # (B, T), as idx
         for row, (_, tokens, n) in enumerate(batch):
             window, end = torch.tensor(tokens), len(tokens) - 1
-            idx[row, :end], targets[row, end - n : end] = window[:-1], window[-n:]
+            idx[row, :end] = window[:-1]
+            targets[row, end - n : end] = window[-n:]
         device, V = next(self.model.parameters()).device, self.tokenizer.vocab_size
         idx, targets = idx.to(device), targets.to(device)
         scored, found = targets != IGNORE_INDEX, []

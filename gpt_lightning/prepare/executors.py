@@ -98,7 +98,8 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
     except UserError:
         raise
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+        last = str(error).strip().splitlines()[-1:]
+        reason = " ".join([type(error).__name__, *last])
         fix = f"start one with `ray start --head`, or set RAY_ADDRESS to one; {AGAIN}"
         raise UserError(f"the Ray cluster at {address!r} failed ({reason}): {fix}") from error
 

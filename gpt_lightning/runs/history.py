@@ -227,12 +227,8 @@ def summarize(run: Path, root: Path) -> Fields:
         run: Run folder. If a file in it cannot be read, its state is `damaged`.
         root: Folder that its name is relative to.
     """
-    sizes = []
-    for file in run.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # deleted since, by the run
-            sizes.append(file.stat().st_size if file.is_file() else 0)
     name = run.resolve().name if run == root else os.path.relpath(run, root)
-    known = dict.fromkeys(COLUMNS) | {"run": name, "folder": str(run), "disk_mb": sum(sizes) / 1e6}
+    known = dict.fromkeys(COLUMNS) | {"run": name, "folder": str(run)}
     known["started"] = in_words(run.stat().st_mtime)
     try:
         return known | figures(run)

