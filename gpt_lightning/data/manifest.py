@@ -130,8 +130,8 @@ def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
         return "download the file again, or make it again with the program that made it"
-    made = {}
-    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):  # damaged
+    made: Fields = {"tokenizer": "NAME"}  # it is not known if the manifest is damaged
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         raw = json.loads((folder / MANIFEST).read_bytes())
         made = raw["settings"] | {"format": raw["format"]}
         if "json" in raw["tokenizer"]:

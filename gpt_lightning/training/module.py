@@ -117,7 +117,8 @@ class GPTModule(EvaluatedModule):
         self.config = build.fit_to_data(self.config, data)
         fitting = trainer is not None and steps.is_fitting(trainer)
         if trainer and fitting:
-            build.check_decay(self.settings, trainer.max_steps)
+            if not is_overridden("configure_optimizers", self, GPTModule):
+                build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
             if not (self.automatic_optimization or is_overridden("training_step", self, GPTModule)):
                 raise UserError("automatic_optimization is False: write a training_step, too")
@@ -200,6 +201,9 @@ class GPTModule(EvaluatedModule):
         self.stop_requested = False
         if steps.is_sharded(self.trainer):  # the sanity check leaves the embeddings gathered
             cast(Any, self.model).reshard()
+        several = isinstance(self.trainer.train_dataloader, list | tuple)
+        if several and not is_overridden("training_step", self, GPTModule):
+            raise UserError("there are several training loaders: give one, or write training_step")
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:
             self._spikes = optim.SpikeGuard(self.settings.skip_spikes, self._spikes_before)

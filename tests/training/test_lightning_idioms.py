@@ -276,6 +276,18 @@ def test_another_batch_of_tokens_is_one_line(batch, line):
         stock().fit(GPTModule(config, schedule="constant"), loader(batch))
 
 
+def test_several_training_loaders_are_no_pair():
+    with pytest.raises(UserError, match="there are several training loaders: give one"):
+        stock().fit(GPTModule(CONFIG), [loader(TOKENS), loader(TOKENS)])
+
+
+def test_an_optimizer_of_ones_own_needs_no_end_of_our_decay():
+    trainer = stock(max_steps=-1, max_epochs=1)
+    trainer.fit(NoOptimizer(CONFIG), loader(TOKENS))
+    with pytest.raises(UserError, match="the cosine decay has no end"):
+        trainer.fit(GPTModule(CONFIG), loader(TOKENS))
+
+
 class Replacing(L.Callback):
     """Puts an optimizer that changes nothing in place of the module's, in the second step."""
 
