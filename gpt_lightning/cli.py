@@ -218,8 +218,8 @@ def dispatch(argv: list[str]) -> int:
 
         hint = hint_at(name.lower(), list(COMMANDS))
         raise UserError(f"no command {name!r}{hint}; gpt-lightning --help lists them")
-    for arg in rest:
-        if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
+    for before, arg in zip(argv, rest, strict=False):  # no value of the option before
+        if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg) and not re.match("--[^=]+$", before):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
     trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
     if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more

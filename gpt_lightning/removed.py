@@ -38,15 +38,6 @@ def without_removed(settings: Fields, prefix: str = "", trained: bool = False) -
     return kept
 
 
-def check_options(args: list[str]) -> None:
-    """Raise a UserError if an option, --key=value, is a key that this version no longer has."""
-    for arg in args:
-        key, _, value = arg.removeprefix("--").partition("=")
-        row = REMOVED.get(key)
-        if row and row.get("value") in (None, value):
-            raise UserError(f"{arg}: {row['fix']}")
-
-
 def edited(config: str) -> str:
     """Return the YAML of a configuration without the keys that this version no longer has.
 

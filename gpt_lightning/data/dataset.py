@@ -66,7 +66,7 @@ class TokenDataset:
             path = Path(address.removeprefix("file://"))
             folder = data_dir / path if path.name == address and not path.exists() else path
             self.manifest = load_manifest(folder)
-            self.tokenizer = shlex.quote(f"{folder.parent}/{folder.name}")
+            self.tokenizer = shlex.quote(str(folder))
             self._open = partial(TokenStream, folder, self.manifest)
 
     def stream(

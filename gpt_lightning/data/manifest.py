@@ -135,7 +135,7 @@ def repair_hint(folder: Path) -> str:
         raw = json.loads((folder / MANIFEST).read_bytes())
         made = raw["settings"] | {"format": raw["format"]}
         if "json" in raw["tokenizer"]:
-            made["tokenizer"] = f"{folder.parent}/{folder.name}"
+            made["tokenizer"] = str(folder)
     return f"make it again: {prepare_command('SOURCE', made, str(folder))}"
 
 

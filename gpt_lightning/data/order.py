@@ -81,7 +81,8 @@ class WindowOrder:
         if self.name == "random":
             # Philox is counter-based: draw i of a key needs none of the i - 1 before it. It yields
             # four 64-bit words a counter. The modulo's bias is below n_tokens / 2^64.
-            bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64), counter=first // 4)
+            key = np.array([self.seed, epoch], np.uint64)
+            bits = np.random.Philox(key=key, counter=first // 4)
             words = bits.random_raw(first % 4 + count)[first % 4 :]
             return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
         if self.name == "shuffled":

@@ -28,8 +28,8 @@ class Settings:
     """Settings of one dataset. Those from `workers` on decide no byte of it.
 
     Attributes:
-        tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, or the folder of a dataset
-            with its /, whose tokens are taken.
+        tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, or the folder of a
+            dataset, whose tokens are taken.
         val_fraction: Share held out for validation: of one text, the last characters; of documents,
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
@@ -94,7 +94,7 @@ class Settings:
         Raises:
             UserError: There is no such tokenizer, or a tokenizer.json changed since the run began.
         """
-        if "/" in self.tokenizer and Path(self.tokenizer).is_dir():
+        if self.tokenizer not in ("char", "byte", "gpt2") and Path(self.tokenizer).is_dir():
             return tokenizers.tokenizer_from_spec(read_manifest(Path(self.tokenizer)).tokenizer)
         found = tokenizers.build_tokenizer(self.tokenizer, text)
         if found.name != self.tokenizer_name:

@@ -203,7 +203,6 @@ class GPTCLI(LightningCLI):
         parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        removed.check_options(args)
         args = parsing.resolve_configs(args, parsing.known_keys(parser)[0])
         if any(arg.startswith("--model.network.") for arg in args):
             raise UserError(

@@ -77,7 +77,8 @@ class Decoder:
         x = self.wte(idx) + self.wpe.weight[start:end]  # (B, T, C)
         for block, cache in zip(self.blocks, caches, strict=True):
             ln_1, c_attn, attention, c_proj, ln_2, c_fc, gelu, mlp_c_proj = block
-            qkv = c_attn(ln_1(x)).view(B, T, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)
+            qkv = c_attn(ln_1(x)).view(B, T, 3, self.config.n_head, -1)
+            qkv = qkv.permute(2, 0, 3, 1, 4)  # (3, B, nh, T, hs)
             cache.narrow(3, start, T).copy_(qkv[1:])
             k, v = cache.narrow(3, 0, end).unbind()  # (B, nh, end, hs)
             y = attention(qkv[0], k, v, 0.0)  # (B, nh, T, hs)
