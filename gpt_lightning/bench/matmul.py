@@ -87,7 +87,8 @@ BENCH = Bench(
 
 def measure_matmul(row: Row) -> Values:
     """Time one product and its gradients."""
-    device, (m, k, n) = torch.device(row.device), (row.m, row.k, row.n)
+    device = torch.device(row.device)
+    m, k, n = row.m, row.k, row.n
     dtype = set_products(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (

@@ -167,7 +167,8 @@ def compare(blocks: Mapping[str, Block], rounds: int) -> dict[str, float]:
         deviation of one round is 0.
     """
     (a, run_a), (b, run_b) = blocks.items()
-    a_ms, b_ms = np.array([(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]).T
+    means = [(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]
+    a_ms, b_ms = np.array(means).T
     ratios = (b_ms / a_ms).tolist()
     return {
         f"{a}_ms": median(a_ms),

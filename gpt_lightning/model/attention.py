@@ -51,7 +51,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     """
     T, S = q.size(-2), k.size(-2)
     assert T in (1, S), "a cached prefix can be continued by one token only"
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=T > 1)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=bool(T > 1))
 
 
 # PyTorch's fused kernels: name -> backend, and a part of the name of its node in the autograd graph

@@ -140,7 +140,7 @@ def choose_trained(model: nn.Module, settings: Settings) -> None:
     """Freeze parameters, and add LoRA's, as the settings say.
 
     Raises:
-        UserError: A pattern matches nothing, or no parameter is left to train.
+        UserError: A pattern matches nothing.
     """
     if settings.lora_rank is not None:
         from gpt_lightning.model import lora  # most runs do not need it
@@ -157,9 +157,6 @@ def choose_trained(model: nn.Module, settings: Settings) -> None:
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in settings.freeze):
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        way_out = ": shorten model.freeze" if names else ""
-        raise UserError(f"{type(model).__name__} has no parameter to train{way_out}")
 
 
 def find_kernel(

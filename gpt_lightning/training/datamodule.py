@@ -149,6 +149,8 @@ class TokenDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         if not is_read(self.trainer, self):
             return
+        if not (self.settings.dataset or self.settings.mixture or Path(self.address).exists()):
+            raise UserError(f"{self.address} does not exist: call prepare_data() first")
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
         if stage == "fit" and self.trainer:

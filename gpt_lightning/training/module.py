@@ -301,6 +301,9 @@ class GPTModule(EvaluatedModule):
         return self._optimizer
 
     def _build_optimizer(self) -> Optimizer:
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            way_out = ": shorten model.freeze" if self.settings.freeze else ""
+            raise UserError(f"{type(self.model).__name__} has no parameter to train{way_out}")
         file = optimizers.load(self.settings)
         fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
         return file.build(self.model, self.settings, fused)

@@ -29,6 +29,11 @@ def test_published_sizes_have_their_exact_parameter_counts():
     }
 
 
+def test_a_traced_model_computes_the_same():
+    model, idx = GPT(TINY).eval(), tokens(2, 16)
+    assert torch.equal(torch.jit.trace(model, idx)(idx), model(idx))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "naive"])
 def test_no_logit_depends_on_a_later_token(attention):
     torch.manual_seed(0)

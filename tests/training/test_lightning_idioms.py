@@ -81,6 +81,7 @@ def first_batch(stage="fit", loader="train_dataloader", prepare=True, **changes)
     data = TokenDataModule(**settings | changes)
     if prepare:
         data.prepare_data()
+    if prepare is not None:
         data.setup(stage)
     found = getattr(data, loader)()
     return next(iter(found[0] if isinstance(found, list) else found))
@@ -101,7 +102,8 @@ def test_data_alone_give_a_batch(own_folder, stage, loader):
     [
         ({"block_size": None}, r"data\.block_size is not set: set it"),
         ({"block_size": 10**6}, r"fewer than a window of block_size \+ 1 = 1,000,001: lower"),
-        ({"prepare": False}, r"call prepare_data\(\) and setup\('fit'\) first"),
+        ({"prepare": None}, r"call prepare_data\(\) and setup\('fit'\) first"),
+        ({"prepare": False}, r"data/text-char does not exist: call prepare_data\(\) first"),
     ],
 )
 def test_data_alone_name_what_is_missing(own_folder, changes, line):
@@ -279,6 +281,17 @@ def test_another_batch_of_tokens_is_one_line(batch, line):
 def test_several_training_loaders_are_no_pair():
     with pytest.raises(UserError, match="there are several training loaders: give one"):
         stock().fit(GPTModule(CONFIG), [loader(TOKENS), loader(TOKENS)])
+
+
+class Frozen(GPTModule):
+    def configure_model(self):
+        super().configure_model()
+        self.model.requires_grad_(False)
+
+
+def test_frozen_weights_are_one_line():
+    with pytest.raises(UserError, match="GPT has no parameter to train$"):
+        stock().fit(Frozen(CONFIG, schedule="constant"), loader(TOKENS))
 
 
 def test_an_optimizer_of_ones_own_needs_no_end_of_our_decay():
