@@ -290,7 +290,7 @@ class Frozen(GPTModule):
 
 
 def test_frozen_weights_are_one_line():
-    with pytest.raises(UserError, match="GPT has no parameter to train$"):
+    with pytest.raises(UserError, match=r"GPT has no parameter to train$"):
         stock().fit(Frozen(CONFIG, schedule="constant"), loader(TOKENS))
 
 
