@@ -34,7 +34,7 @@ ROOMS = {
     "commands": 967,
     "data": 1_859,
     "evaluate": 358,
-    "hardware": 516,
+    "hardware": 520,
     "model": 1_468,
     "prepare": 1_424,
     "remote": 389,
@@ -43,7 +43,7 @@ ROOMS = {
     "tables": 592,
     "training": 3_255,
 }
-PACKAGE_LINES = 16_389
+PACKAGE_LINES = 16_393
 # Code lines of Python outside of the package.
 OTHERS = {"tests": 25_458, "experiments": 1_069, "benchmarks": 1_045, "docs": 85, "examples": 64}
 TINY = (*TINY_MODEL, "--samples.max_new_tokens=4", "--data.batch_size=2", "--trainer.max_steps=8")

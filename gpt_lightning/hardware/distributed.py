@@ -137,7 +137,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
         An empty list where a cluster or a launcher starts the ranks; Lightning detects that itself.
 
     Raises:
-        UserError: There are other nodes, and nothing connects them.
+        UserError: There are other nodes or ranks, and nothing connects them.
     """
     managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
     chosen = any(isinstance(plugin, envs.ClusterEnvironment) for plugin in plugins)
@@ -147,7 +147,11 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
             f"trainer.num_nodes is {num_nodes}, but nothing names the other nodes: start each node "
             "with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on it"
         )
-    return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
+    if num_nodes > 1 or managed or chosen:
+        return []
+    if (world := os.environ.get("WORLD_SIZE", "")) not in ("", "1"):
+        raise UserError(f"WORLD_SIZE is {world}, but nothing has started ranks: unset it")
+    return [LoopbackEnvironment()]
 
 
 class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # any base
