@@ -34,6 +34,7 @@ if not TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+NO_BREAK = "\u2011"  # hyphen at which no line ends
 # a number that YAML 1.1 reads in another base: 010 is 8, 1:30 is 90
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
 NO_EFFECT: list[dict[str, str]] = yaml_beside(__file__)
@@ -104,6 +105,12 @@ class OneLineParser(ArgumentParser):
             raise UserError(as_typed(str(error), typed, files)) from error
         check_typed(typed, parsed.get(parsed.get("subcommand") or "", parsed))
         return parsed
+
+    def format_help(self) -> str:
+        """Return the help; argparse would break its words at hyphens."""
+        for action in actions_of(self):
+            action.help = action.help and action.help.replace("-", NO_BREAK)
+        return super().format_help().replace(NO_BREAK, "-")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         from gpt_lightning.hints import explain  # wrong arguments alone need it

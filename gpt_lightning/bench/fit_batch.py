@@ -54,10 +54,10 @@ def run(argv: list[str]) -> int:
     """Run `bench fit-batch ...`.
 
     Returns:
-        0: Settings were found; 1: not one sequence fits, or a trial failed for another reason.
+        0: Settings were found; 1: not one sequence fits.
 
     Raises:
-        UserError: Options contradict each other.
+        UserError: Options contradict each other, or a trial failed for another reason than memory.
     """
     args, (given,) = read_options(BENCH, argv[2:])
     if args.config is None:
@@ -74,18 +74,15 @@ def run(argv: list[str]) -> int:
     def enough(batch: int) -> bool:
         row = sweep.measure(trial | {"batch": batch})
         if row.status not in ("ok", "out of memory"):
-            raise TrialError(f"the trial of {batch} sequences failed ({row.status}: {row.note})")
+            raise UserError(
+                f"the trial of {batch} sequences failed ({row.status}: {row.note}), not for lack "
+                "of memory: correct the cause, then continue with --resume"
+            )
         return row.status == "ok"
 
-    largest = 0
-    try:
-        largest, refused = search(enough, most, first)
-    except TrialError as error:
-        fix = "not for lack of memory; correct the cause, then continue with --resume"
-        lines = [f"stopped     {error}, {fix}"]
-    else:
-        row = sweep.rows[0]
-        lines = [f"not one sequence fits ({row.status}, {row.note}): try {LESS_MEMORY}"]
+    largest, refused = search(enough, most, first)
+    row = sweep.rows[0]
+    lines = [f"not one sequence fits ({row.status}, {row.note}): try {LESS_MEMORY}"]
     if largest:
         refusal = f"; {refused} does not" if refused else ""
         fitting = [row for row in sweep.rows if row.status == "ok"]
@@ -101,10 +98,6 @@ def run(argv: list[str]) -> int:
     sweep.report(lines)
     sweep.print_files()
     return int(largest == 0)
-
-
-class TrialError(Exception):
-    """A trial failed for another reason than memory, so that nothing is known about its batch."""
 
 
 def search(fits: Callable[[int], bool], most: int, first: int = 1) -> tuple[int, int | None]:

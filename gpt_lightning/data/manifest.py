@@ -130,7 +130,7 @@ def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
         return "download the file again, or make it again with the program that made it"
-    made: Fields = {"tokenizer": "NAME"}  # it is not known if the manifest is damaged
+    made = {"tokenizer": "NAME"}  # it is not known if the manifest is damaged
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         raw = json.loads((folder / MANIFEST).read_bytes())
         made = raw["settings"] | {"format": raw["format"]}

@@ -149,7 +149,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
         )
     if num_nodes > 1 or managed or chosen:
         return []
-    if (world := os.environ.get("WORLD_SIZE", "")) not in ("", "1"):
+    if (world := os.environ.get("WORLD_SIZE") or "1") != "1":
         raise UserError(f"WORLD_SIZE is {world}, but nothing has started ranks: unset it")
     return [LoopbackEnvironment()]
 

@@ -158,13 +158,13 @@ def test_where_nothing_fits_settings_that_need_less_are_proposed(machine, capsys
 @pytest.mark.parametrize(("status", "limit", "crashed"), [("error", 0, 12), ("crashed", 12, 24)])
 def test_a_crash_says_nothing_about_memory(machine, capsys, status, limit, crashed):
     asked = machine(limit, status)
-    assert bench() == 1
+    assert bench() == 2
     assert asked[-1]["batch"] == crashed  # no search between a crash and a trial that fits
-    printed = capsys.readouterr().out
-    assert f"the trial of {crashed} sequences failed ({status}: no room), not for lack" in printed
-    assert "fit" not in printed.split("stopped")[1].split("lightning_logs")[0]
-    (report,) = Path("lightning_logs/bench/fit-batch").glob("*/results.md")
-    assert f"the trial of {crashed} sequences failed" in report.read_text()
+    printed, error = capsys.readouterr()
+    assert f"the trial of {crashed} sequences failed ({status}: no room), not for lack" in error
+    assert "largest" not in printed
+    (rows,) = Path("lightning_logs/bench/fit-batch").glob("*/rows.jsonl")
+    assert f'"batch": {crashed}' in rows.read_text()
 
 
 def test_an_interrupted_search_goes_on(machine):
