@@ -85,12 +85,9 @@ def run(argv: list[str]) -> int:
     lines = [f"not one sequence fits ({row.status}, {row.note}): try {LESS_MEMORY}"]
     if largest:
         refusal = f"; {refused} does not" if refused else ""
-        fitting = [row for row in sweep.rows if row.status == "ok"]
-        fastest = max(fitting, key=lambda row: row.tokens_per_sec)
         batch, tokens = largest_divisor(step.sequences, largest), step.block_size
         lines = [
             f"largest     {largest} sequences x {tokens} tokens per micro-batch fit{refusal}",
-            f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
             f"settings    {' '.join(options_for(step, batch, config.data, config.trainer))}",
             f"step        {step.with_batch_size(batch)}",
         ]

@@ -92,7 +92,10 @@ def run_cli(
                 auto_configure_optimizers=False,
             )
     except MisconfigurationException as error:
-        raise UserError(str(error)) from error
+        text = str(error)
+        if any("overfit_batches" in arg for arg in argv):  # which sets both limits
+            text = re.sub(r"limit_\w+(?=[`=])", "overfit_batches", text)
+        raise UserError(text) from error
     except (ValueError, ModuleNotFoundError) as error:  # a constructor's, of a logger or a callback
         reason = construction_error(error)
         if isinstance(error, UserError) or reason is None:
