@@ -44,8 +44,6 @@ def edited(config: str) -> str:
     Raises:
         UserError: A key has another value than its old default.
     """
-    if not any(key.rpartition(".")[2] in config for key in REMOVED):
-        return config
     settings = yaml.safe_load(config)
     kept = without_removed(settings) if isinstance(settings, dict) else settings
     return config if kept == settings else yaml.safe_dump(kept, sort_keys=False)

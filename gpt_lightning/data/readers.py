@@ -143,9 +143,9 @@ class Reader:
 
     def split_loader(self, split: str) -> EvalLoader:
         """Return a loader that reads every token of a split once."""
-        place, stream = self.place, self.stream(split)
-        sizes = self.block_size, self.eval_batch_size
-        batches = EvalBatches(stream, *sizes, place.rank, place.world)
+        stream, T, world = self.stream(split), self.block_size, self.place.world
+        rows = -(-(len(stream) - 1) // (T * world))  # windows of a rank, without padding
+        batches = EvalBatches(stream, T, min(self.eval_batch_size, rows), self.place.rank, world)
         return self._loader(batches, len(batches))
 
     def _loader(self, batches: Dataset[Batch], n_batches: int) -> EvalLoader:

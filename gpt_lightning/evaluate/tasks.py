@@ -56,7 +56,9 @@ class Metric:
 
 def accuracy(protocol: str, name: str, hits: Sequence[bool]) -> Metric:
     """Return the share of hits, and its standard error from the sample's standard deviation."""
-    stderr = statistics.stdev(map(float, hits)) / math.sqrt(len(hits)) if len(hits) > 1 else None
+    stderr = None
+    if len(hits) > 1:
+        stderr = statistics.stdev(map(float, hits)) / math.sqrt(len(hits))
     return Metric(protocol, name, statistics.fmean(hits), stderr)
 
 

@@ -97,6 +97,11 @@ def test_data_alone_give_a_batch(own_folder, stage, loader):
     assert torch.equal(x[:, 1:], y[:, :-1])
 
 
+def test_a_batch_of_an_evaluation_is_no_larger_than_the_split(own_folder):
+    _, y = first_batch("validate", "val_dataloader", eval_batch_size=10**9)
+    assert (y == -100).sum() < 8  # padding of the last window alone
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
