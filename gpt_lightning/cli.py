@@ -220,7 +220,7 @@ def dispatch(argv: list[str]) -> int:
         raise UserError(f"no command {name!r}{hint}; gpt-lightning --help lists them")
     for before, arg in zip(argv, rest, strict=False):  # no value of the option before
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg) and not re.match("--[^=]+$", before):
-            raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
+            raise UserError(f"unknown argument {arg!r}: write -{arg}, or ./{arg} for a file")
     trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
     if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more
         print(f"gpt-lightning {__version__}: loading PyTorch and Lightning", flush=True)

@@ -213,7 +213,7 @@ def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
         content: Content of the split, such as "3 documents".
     """
     if n_tokens < MIN_TOKENS:
-        fix = f"it needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+        fix = f"needs {MIN_TOKENS}: give more text, change val_fraction, test_fraction or split_by"
         raise UserError(f"{name}: the {split} split has {content}, {n_tokens} tokens, {fix}")
 
 

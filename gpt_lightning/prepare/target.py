@@ -89,7 +89,7 @@ class Target:
             again = prepare_command(self.source, self.wanted | self.typed, self.name)
             runs = "runs of the same tokens then resume with --data.allow_changes true"
             found = f"{self.name} was prepared with {'; '.join(differences)}"
-            raise UserError(f"{found}: {again} replaces it; {runs}")
+            raise UserError(f"{found}: {again} replaces it, another folder keeps it; {runs}")
         _check_deletable(self.name, entries)
         return None
 

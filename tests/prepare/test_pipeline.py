@@ -165,9 +165,9 @@ def test_the_same_whatever_files_they_come_in(source, texts, tmp_path, shuffle):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "docs.jsonl: the train split has 0 documents, 0 tokens, it needs 2"),
+        ("", "docs.jsonl: the train split has 0 documents, 0 tokens, needs 2"),
         ("\n \n", "the train split has 0 documents"),
-        ('{"text": ""}\n', "the train split has 1 documents, 1 tokens, it needs 2"),
+        ('{"text": ""}\n', "the train split has 1 documents, 1 tokens, needs 2"),
         ('{"text": 1}\n', "docs.jsonl, line 1: expected a JSON object with a string"),
     ],
 )
