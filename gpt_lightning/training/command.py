@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError, one_line
+from gpt_lightning.hardware import agreement
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
@@ -363,6 +364,7 @@ class GPTCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = str(self.ckpt_path) if self.ckpt_path else None
+        agreement.agree(run, vars(self.config[str(self.subcommand)].as_flat()))
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""StopSignals: saves and ends a run on a signal. Watchdog: ends all ranks when one of them hangs.
+"""StopSignals, Watchdog, Replicas: end all ranks on a signal, when one hangs, when they differ.
 
 All ranks stop at the same step. Their vote covers trainer.should_stop too, because a callback may
 set it on one rank only.
@@ -16,17 +16,21 @@ from types import FrameType
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveFloat
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch import Tensor
+from torch import distributed as dist
 
-from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, exit_on_signal, one_line
+from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, UserError, exit_on_signal, one_line
+from gpt_lightning.hardware.agreement import first_difference, words
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
+from gpt_lightning.training.datamodule import token_data
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
@@ -93,7 +97,7 @@ class StopSignals(steps.StepCallback):
             module: Any = trainer.lightning_module
             vote = 2 * self._signal + getattr(module, "stop_requested", False)
             most = torch.tensor(vote, device=trainer.strategy.root_device)
-            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
             self._agreed, module.stop_requested = int(most) // 2, bool(int(most) % 2)
 
     def between_batches(self, trainer: Trainer) -> None:
@@ -244,3 +248,59 @@ class Watchdog(steps.StepCallback):
         if rank == 0:
             leave(f"{reason} (above: the stacks of each rank that still runs); {CONTINUE}", code)
         os._exit(code)
+
+
+@checked("replicas")
+class Replicas(steps.StepCallback):
+    """End the run if its ranks read other data, or no longer have the same weights.
+
+    Under DDP each rank has all weights and updates them with the same gradients: they stay equal
+    bit for bit unless a device computes wrongly.
+
+    Args:
+        every_n_steps: Steps between two comparisons of the weights.
+    """
+
+    def __init__(self, every_n_steps: PositiveInt = 1000):
+        self.every_n_steps = every_n_steps
+        self._equal_step = 0  # last step at which the weights were compared
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        data = token_data(trainer)
+        if trainer.world_size == 1 or data is None:
+            return
+        record = data.record()
+        facts = {"tokenizer": record["tokenizer"], **record.get("data_identity", {})}
+        facts = {f"data: {key}": words(value) for key, value in facts.items()}
+        all_facts: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(all_facts, facts)
+        for rank, theirs in enumerate(all_facts):
+            if line := first_difference(theirs, all_facts[0], f"rank {rank}"):
+                raise UserError(line) if trainer.is_global_zero else SystemExit(2)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._equal_step = trainer.global_step
+
+    def before_batches(self, trainer: Trainer) -> None:
+        """Compare the weights, before RunCheckpoint saves them."""
+        step, before = trainer.global_step, self._equal_step
+        due = step != before and step % self.every_n_steps == 0 and steps.at_step_boundary(trainer)
+        if trainer.world_size == 1 or steps.is_sharded(trainer) or not due:
+            return
+        weights = dict(trainer.lightning_module.named_parameters())
+        sums = torch.stack([checksum(weight) for weight in weights.values()])
+        all_sums = [torch.empty_like(sums) for _ in range(trainer.world_size)]
+        dist.all_gather(all_sums, sums)
+        for rank, at in (torch.stack(all_sums) != all_sums[0]).nonzero()[:1].tolist():
+            name = [*weights][at].removeprefix("model.")
+            raise UserError(
+                f"after step {step} {name} of rank {rank} is not that of rank 0, and after step "
+                f"{before} all were equal: check the devices and their memory, then resume from a "
+                f"checkpoint up to step {before}"
+            )
+        self._equal_step = step
+
+
+def checksum(weights: Tensor) -> Tensor:
+    """Return the sum of the bytes of a tensor: a changed bit changes it."""
+    return weights.detach().reshape(-1).view(torch.uint8).sum()

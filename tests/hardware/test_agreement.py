@@ -1,0 +1,176 @@
+"""Ranks that differ are refused before they train; ranks are forked, so that they import once."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_launchers import CONFIG, ELASTIC
+
+from gpt_lightning.errors import PeerError, UserError
+from gpt_lightning.hardware import agreement
+from gpt_lightning.hardware.agreement import Meeting
+
+RANKS = """
+import json
+import os
+import sys
+import time
+
+from gpt_lightning import cli
+from gpt_lightning.training import fit
+
+for case, (port, ranks) in json.load(sys.stdin).items():
+    began, started = time.monotonic(), {}
+    for rank, (code, *args) in enumerate(ranks):
+        sys.stdout.flush()
+        if pid := os.fork():
+            started[pid] = rank
+            continue
+        place = {"RANK": rank, "GROUP_RANK": rank, "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in place.items()})
+        error = open(f"{case}.{rank}", "w")
+        os.dup2(error.fileno(), 2)
+        os.dup2(error.fileno(), 1)
+        exec(code)
+        code = cli.main(["fit", "--config", "run.yaml", f"--run_name={case}", *args])
+        sys.stdout.flush()
+        os._exit(code)
+    codes = {}
+    while started:
+        pid, status = os.wait()
+        codes[started.pop(pid)] = os.waitstatus_to_exitcode(status)
+    print(case, codes[0], codes[1], time.monotonic() - began)
+"""
+FLIP = """
+import lightning as L
+import torch
+
+
+class Flip(L.Callback):
+    def on_train_batch_end(self, trainer, module, *args):
+        if trainer.global_rank == 1 and trainer.global_step == 5:
+            weight = module.model.transformer.h[0].attn.c_proj.weight
+            weight.data.view(torch.int32)[0, 0] ^= 1
+"""
+NEWER = "import torch; torch.__version__ = '9.9'"
+COMMIT = "from gpt_lightning.hardware import agreement; agreement.version = lambda: '0.1 (other)'"
+# case -> (code of rank 1 before its command, its option, what rank 0 says)
+WAYS = {
+    "rate": ("", "--model.learning_rate=0.01", "model.learning_rate 0.01, rank 0 has 0.001"),
+    "dataset": ("", "--data.text_file=other.txt", 'data: dataset "'),
+    "seed": ("", "--seed_everything=5", "seed_everything 5, rank 0 has 1337"),
+    "commit": (COMMIT, "", "gpt_lightning 0.1 (other), digest "),
+    "precision": ("", "--trainer.precision=bf16-mixed", 'trainer.precision "bf16-mixed", rank 0'),
+    "torch": (NEWER, "", "torch 9.9, rank 0 has "),
+    "block": ("", "--data.block_size=8", "data.block_size 8, rank 0 has null"),
+    "callbacks": ("", "--trainer.callbacks+=flip.Flip", 'trainer.callbacks [{"class_path": "flip'),
+    "accumulate": (
+        "",
+        "--trainer.accumulate_grad_batches=2",
+        "trainer.accumulate_grad_batches 2, rank",
+    ),
+    "optimizer": ("", "--model.optimizer=muon", 'model.optimizer "muon", rank 0 has "adamw"'),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def run_ranks(cases):
+    """Run each case, a command of each rank, and return the exit codes and seconds of each."""
+    elastic = ELASTIC | {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join([".", *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS],
+        input=json.dumps({case: [free_port(), ranks] for case, ranks in cases.items()}),
+        env=os.environ | elastic | address | {"GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {case: (int(a), int(b), float(seconds)) for case, a, b, seconds in rows}
+
+
+@pytest.fixture
+def folder(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+    Path("flip.py").write_text(FLIP)
+    Path("other.txt").write_text(Path("text.txt").read_text()[::-1])
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_are_refused_in_one_line_of_rank_0(folder):
+    found = run_ranks(
+        {
+            case: [["", "--seed_everything=1337"], [c, *filter(None, [option])]]
+            for case, (c, option, _) in WAYS.items()
+        }
+    )
+    for case, (*_, line) in WAYS.items():
+        assert found[case][:2] == (2, 2), case
+        assert found[case][2] < 10, case
+        first = [each for each in Path(f"{case}.0").read_text().splitlines() if "error" in each]
+        assert len(first) == 1, case
+        assert f"error: rank 1 has {line}" in first[0]
+        assert "error" not in Path(f"{case}.1").read_text()
+
+
+@pytest.mark.slow
+def test_a_bit_that_flips_in_one_replica_ends_the_run_at_the_next_comparison(folder):
+    options = ["", "--trainer.callbacks+=flip.Flip", "--replicas.every_n_steps=2"]
+    assert run_ranks({"flip": [options, options]})["flip"][:2] == (2, 2)
+    line = next(x for x in Path("flip.0").read_text().splitlines() if x.startswith("error"))
+    assert "after step 6 transformer.h.0.attn.c_proj.weight of rank 1 is not that of rank 0" in line
+    assert "resume from a checkpoint up to step 4" in line
+
+
+def meeting(number, port, kind="rank"):
+    cluster = SimpleNamespace(main_address="127.0.0.1", main_port=port)
+    return Meeting(cluster, kind, number, 2)
+
+
+def test_equal_facts_agree_and_others_end_as_the_first_one_does():
+    ends = []
+
+    def follow(port, facts):
+        try:
+            meeting(1, port).follow(facts)
+            ends.append(0)
+        except SystemExit as end:
+            ends.append(end.code)
+
+    for theirs in ({"a": "1"}, {"a": "2"}):
+        port = free_port()
+        other = threading.Thread(target=follow, args=(port, theirs))
+        other.start()
+        if theirs == {"a": "1"}:
+            meeting(0, port).lead({"a": "1"})
+        else:
+            with pytest.raises(UserError, match="rank 1 has a 2, rank 0 has 1: start all with"):
+                meeting(0, port).lead({"a": "1"})
+        other.join()
+    assert ends == [0, 2]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_missing_machine_has_a_line_each_minute_and_a_limit(number, monkeypatch, capfd):
+    monkeypatch.setenv(agreement.LIMIT, "1")
+    monkeypatch.setattr(agreement, "LINE_S", 0.4)
+    alone = meeting(number, free_port(), "machine")
+    whom = "1 of 2 machines" if number == 0 else "machine 0"
+    with pytest.raises(PeerError, match=f"waiting for {whom} at 127.0.0.1:.* for 1 s: start them"):
+        (alone.follow if number else alone.lead)({})
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [f"waiting for {whom} at 127.0.0.1:{alone.place[1]}"] * 2
