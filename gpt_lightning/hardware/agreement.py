@@ -110,7 +110,7 @@ class Meeting:
         self.kind, self.number, self.count = kind, number, count
         self.place = cluster.main_address, cluster.main_port
         self.limit_s = int(os.environ.get(LIMIT) or LIMIT_S)
-        self.key = f"gpt_lightning/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{count}"
+        self.key = f"gpt_lightning/{count}"  # agents of torchrun count restarts differently
         self._began = time.monotonic()
         self._lines = 1
 
