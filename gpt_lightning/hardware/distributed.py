@@ -30,6 +30,8 @@ CLUSTERS = (
 )
 # private in Lightning; None: its launcher stays, which ends ranks without a message
 ScriptLauncher: Any = getattr(launchers, "_SubprocessScriptLauncher", None)
+# variables of Kubeflow's PyTorchJob in each pod
+PODS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 LOOPBACK = "127.0.0.1"
 NO_COMMAND = "trainer.devices: set it to 1 in an interactive Python, or run a file"
 
@@ -44,7 +46,7 @@ LOST_PEER = re.compile(
 
 
 def take_world(trainer: Any, argv: list[str]) -> list[str]:
-    """Give a run the number of processes and machines that torchrun has started.
+    """Give a run the number of processes and machines that torchrun or a PyTorchJob has started.
 
     Args:
         trainer: Settings of the Trainer, of which `devices` and `num_nodes` may change.
@@ -56,7 +58,11 @@ def take_world(trainer: Any, argv: list[str]) -> list[str]:
     Raises:
         UserError: The command line has another number: each process would train on its own.
     """
-    elastic, lines = envs.TorchElasticEnvironment.detect(), []
+    elastic, lines = envs.TorchElasticEnvironment.detect() or PARENT in os.environ, []
+    if not starts_ranks() and os.environ.keys() >= PODS:  # a process for each machine
+        os.environ["NODE_RANK"] = os.environ.pop("RANK")
+        os.environ["GROUP_WORLD_SIZE"] = os.environ.pop("WORLD_SIZE")
+        elastic = True
     for key, what, name in (
         ("devices", "processes on this machine", "LOCAL_WORLD_SIZE"),
         ("num_nodes", "machines", "GROUP_WORLD_SIZE"),
@@ -68,11 +74,11 @@ def take_world(trainer: Any, argv: list[str]) -> list[str]:
         given = any(arg.partition("=")[0] == f"--trainer.{key}" for arg in argv)
         if counts and (given or not elastic):
             raise UserError(
-                f"torchrun has started {number} {what}, not {old}: give --trainer.{key} {number}"
+                f"{number} {what} have been started, not {old}: give --trainer.{key} {number}"
             )
         if elastic:
             trainer[key] = int(number)
-            line = f"torchrun    {number} {what}: trainer.{key} {old} -> {number}"
+            line = f"started     {number} {what}: trainer.{key} {old} -> {number}"
             lines += [line] if counts else []
     return lines
 
@@ -126,6 +132,11 @@ class LoopbackEnvironment(envs.LightningEnvironment):
         return super().main_port
 
 
+def starts_ranks() -> bool:
+    """Return whether a cluster or a launcher has started this process as a rank."""
+    return any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
+
+
 def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironment]:
     """Return the plugin for a run whose ranks, if any, this process starts on this machine.
 
@@ -139,7 +150,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
     Raises:
         UserError: There are other nodes or ranks, and nothing connects them.
     """
-    managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
+    managed = starts_ranks()
     chosen = any(isinstance(plugin, envs.ClusterEnvironment) for plugin in plugins)
     named = {"MASTER_ADDR", "NODE_RANK"} <= os.environ.keys()
     if num_nodes > 1 and not (managed or chosen or named):

@@ -24,6 +24,7 @@ from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
 # fields of Settings that decide which tensors the optimizer has a state for, or what LoRA's mean
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
+MICRO_BATCH = "sequences a micro-batch"  # over all ranks, in the data's identity
 OPTIMIZED = ("optimizer", "decay", "freeze", "learning_rate_factors", *LORA)
 
 
@@ -203,6 +204,34 @@ def check_order(theirs: RunRecord, ours: RunRecord) -> None:
                 f"the checkpoint has {'another dataset' if key == 'dataset' else what}: resume "
                 "with what it was trained on, or allow the change with --data.allow_changes true"
             )
+
+
+def batch_size_on(record: RunRecord, ranks: int) -> int | None:
+    """Return data.batch_size with which other ranks share the micro-batches of a checkpoint.
+
+    Args:
+        record: Record in the checkpoint.
+        ranks: Number of ranks of this run.
+
+    Returns:
+        Sequences a micro-batch and rank; None if the ranks, or the batches, are another author's or
+        those of the checkpoint.
+
+    Raises:
+        UserError: The ranks cannot share them evenly.
+    """
+    before, sequences = record.environment.get("ranks"), record.data_identity.get(MICRO_BATCH)
+    if before in (None, ranks) or sequences is None:
+        return None
+    if sequences % ranks:
+        fitting = [str(n) for n in range(1, sequences + 1) if sequences % n == 0]
+        raise UserError(
+            f"{ranks} ranks cannot share the {sequences} sequences of the checkpoint's "
+            f"micro-batches evenly: start {', '.join(fitting[:-1])} or {fitting[-1]}"
+        )
+    batch_size = int(sequences // ranks)
+    rank_zero_only(print)(f"ranks       {before} -> {ranks}: data.batch_size is {batch_size}")
+    return batch_size
 
 
 def differences(theirs: Fields, ours: Fields, prefix: str = "") -> list[str]:

@@ -31,7 +31,7 @@ from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
@@ -179,6 +179,7 @@ class GPTCLI(LightningCLI):
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
+        self.resume_record: RunRecord | None = None
         self.argv: list[str] = kwargs["args"]
         kwargs["save_config_kwargs"] = {"argv": self.argv}
         kwargs["args"] = keys = [as_key(word) for word in parsing.joined(self.argv)]
@@ -300,6 +301,7 @@ class GPTCLI(LightningCLI):
         if found:
             checkpoint = read_checkpoint(found)
             self.ckpt_path, self.resume_step = found, checkpoint.step
+            self.resume_record = checkpoint.record
             self.resume_rows = checkpoint.record.metrics_rows
         elif self.run_folder:  # killed before its first checkpoint
             self.resume_step = 0
@@ -364,6 +366,12 @@ class GPTCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = str(self.ckpt_path) if self.ckpt_path else None
+        record, settings = self.resume_record, data.settings
+        if record and settings.tokens_per_step and not settings.allow_changes:
+            from gpt_lightning.runs.resume import batch_size_on  # only a resume needs it
+
+            if batch := batch_size_on(record, run.world_size):
+                data.batch_size = self.config[str(self.subcommand)].data.batch_size = batch
         agreement.agree(run, vars(self.config[str(self.subcommand)].as_flat()))
 
     def _run_subcommand(self, subcommand: str) -> None:

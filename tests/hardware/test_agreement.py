@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_launchers import CONFIG, ELASTIC
+from test_launchers import CONFIG, ELASTIC, SAME
+from tiny_fit import rows
 
+from gpt_lightning.cli import main
 from gpt_lightning.errors import PeerError, UserError
 from gpt_lightning.hardware import agreement
 from gpt_lightning.hardware.agreement import Meeting
@@ -33,19 +35,20 @@ for case, (port, ranks) in json.load(sys.stdin).items():
             started[pid] = rank
             continue
         place = {"RANK": rank, "GROUP_RANK": rank, "MASTER_PORT": port}
+        place |= dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE"), len(ranks))
         os.environ.update({key: str(value) for key, value in place.items()})
         error = open(f"{case}.{rank}", "w")
         os.dup2(error.fileno(), 2)
         os.dup2(error.fileno(), 1)
         exec(code)
-        code = cli.main(["fit", "--config", "run.yaml", f"--run_name={case}", *args])
+        code = cli.main(["fit", "--config", "run.yaml", f"--run_name={NAME or case}", *args])
         sys.stdout.flush()
         os._exit(code)
     codes = {}
     while started:
         pid, status = os.wait()
         codes[started.pop(pid)] = os.waitstatus_to_exitcode(status)
-    print(case, codes[0], codes[1], time.monotonic() - began)
+    print(case, time.monotonic() - began, *(codes[rank] for rank in sorted(codes)))
 """
 FLIP = """
 import lightning as L
@@ -57,6 +60,20 @@ class Flip(L.Callback):
         if trainer.global_rank == 1 and trainer.global_step == 5:
             weight = module.model.transformer.h[0].attn.c_proj.weight
             weight.data.view(torch.int32)[0, 0] ^= 1
+"""
+KILL = """
+from gpt_lightning.training.module import GPTModule
+
+before = GPTModule.on_train_batch_start
+
+
+def start(module, *args):
+    if module.trainer.global_step == {step}:
+        os.kill(os.getpid(), 9)
+    before(module, *args)
+
+
+GPTModule.on_train_batch_start = start
 """
 NEWER = "import torch; torch.__version__ = '9.9'"
 COMMIT = "from gpt_lightning.hardware import agreement; agreement.version = lambda: '0.1 (other)'"
@@ -85,12 +102,12 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def run_ranks(cases):
-    """Run each case, a command of each rank, and return the exit codes and seconds of each."""
-    elastic = ELASTIC | {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+def run_ranks(cases, name=""):
+    """Run each case, a command of each rank, and return the seconds and exit codes of each."""
+    elastic = ELASTIC | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     address = {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join([".", *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", RANKS],
+        [sys.executable, "-c", RANKS.replace("NAME or", f"{name!r} or")],
         input=json.dumps({case: [free_port(), ranks] for case, ranks in cases.items()}),
         env=os.environ | elastic | address | {"GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
@@ -99,7 +116,7 @@ def run_ranks(cases):
         check=True,
     )
     rows = [line.split() for line in done.stdout.splitlines()]
-    return {case: (int(a), int(b), float(seconds)) for case, a, b, seconds in rows}
+    return {case: (float(seconds), *map(int, codes)) for case, seconds, *codes in rows}
 
 
 @pytest.fixture
@@ -119,8 +136,9 @@ def test_ranks_that_differ_are_refused_in_one_line_of_rank_0(folder):
         }
     )
     for case, (*_, line) in WAYS.items():
-        assert found[case][:2] == (2, 2), case
-        assert found[case][2] < 10, case
+        seconds, *codes = found[case]
+        assert codes == [2, 2], case
+        assert seconds < 10, case
         first = [each for each in Path(f"{case}.0").read_text().splitlines() if "error" in each]
         assert len(first) == 1, case
         assert f"error: rank 1 has {line}" in first[0]
@@ -130,10 +148,39 @@ def test_ranks_that_differ_are_refused_in_one_line_of_rank_0(folder):
 @pytest.mark.slow
 def test_a_bit_that_flips_in_one_replica_ends_the_run_at_the_next_comparison(folder):
     options = ["", "--trainer.callbacks+=flip.Flip", "--replicas.every_n_steps=2"]
-    assert run_ranks({"flip": [options, options]})["flip"][:2] == (2, 2)
+    assert run_ranks({"flip": [options, options]})["flip"][1:] == (2, 2)
     line = next(x for x in Path("flip.0").read_text().splitlines() if x.startswith("error"))
     assert "after step 6 transformer.h.0.attn.c_proj.weight of rank 1 is not that of rank 0" in line
     assert "resume from a checkpoint up to step 4" in line
+
+
+@pytest.mark.slow
+def test_fewer_and_more_ranks_continue_a_run_under_one_command(folder):
+    options = ["--data.tokens_per_step=384", "--data.batch_size=3", "--resume=auto"]
+
+    def session(ranks, killed, step):
+        return [[KILL.format(step=step) if rank == killed else "", *options] for rank in ranks]
+
+    cases = {
+        "four": session(range(4), 3, 2),
+        "two": session(range(2), 1, 4),
+        "five": session(range(5), None, 0),
+        "three": session(range(3), 2, 6),
+        "one": session(range(1), None, 0),
+    }
+    found = run_ranks(cases, "fewer")
+    codes = {case: [*codes] for case, (_, *codes) in found.items()}
+    assert codes["one"] == [0]
+    assert codes["four"][3] == codes["two"][1] == codes["three"][2] == -9
+    assert codes["five"] == [2] * 5
+    line = "5 ranks cannot share the 12 sequences of the checkpoint's micro-batches evenly"
+    assert f"{line}: start 1, 2, 3, 4, 6 or 12" in Path("five.0").read_text()
+    assert "ranks       3 -> 1: data.batch_size is 12" in Path("one.0").read_text()
+    alone = ["fit", "--config", "run.yaml", "--run_name=alone", "--data.tokens_per_step=384"]
+    assert main([*alone, "--data.batch_size=12"]) == 0
+    for a, b in zip(rows("alone"), rows("fewer"), strict=True):
+        for key in SAME & a.keys():
+            assert b[key] == pytest.approx(a[key], rel=1e-6), (a["step"], key)
 
 
 def meeting(number, port, kind="rank"):

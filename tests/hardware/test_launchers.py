@@ -151,7 +151,7 @@ def test_two_nodes_train_a_configuration_of_one_rank_and_a_killed_one_is_started
     ends = [node.communicate(timeout=100) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
     output = "".join(out for out, _ in ends)
-    assert "torchrun    2 machines: trainer.num_nodes 1 -> 2\n" in output
+    assert "started     2 machines: trainer.num_nodes 1 -> 2\n" in output
     assert re.search(r"resume .*step-000000[45]\.ckpt", output)
     assert_the_losses_of_one_process("again")
 
@@ -229,8 +229,8 @@ def elastic(monkeypatch):
 def test_a_configuration_takes_the_world_of_torchrun(elastic):
     trainer = {"devices": 1, "num_nodes": 1}
     assert take_world(trainer, ["fit", "--config", "stock"]) == [
-        "torchrun    4 processes on this machine: trainer.devices 1 -> 4",
-        "torchrun    2 machines: trainer.num_nodes 1 -> 2",
+        "started     4 processes on this machine: trainer.devices 1 -> 4",
+        "started     2 machines: trainer.num_nodes 1 -> 2",
     ]
     assert trainer == {"devices": 4, "num_nodes": 2}
     assert take_world(trainer, ["fit", "--trainer.devices=4"]) == []
