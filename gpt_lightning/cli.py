@@ -150,7 +150,7 @@ def print_error(error: Exception) -> int:
     if local_rank():  # rank 0 ends this process meanwhile if it has the same error, printed once
         time.sleep(3 + min(local_rank() / 2, 1))  # all ranks of a machine end within 10 s
     # the message of a data loader's worker is a traceback, with the UserError at its end
-    text = errors.one_line(str(error).rpartition("UserError: ")[2])
+    text = errors.one_line(re.split(r"(?:User|Outage)Error: ", str(error))[-1])
     code = 2
     if isinstance(error, UserError | MemoryExhaustedError | PeerError):
         code = error.exit_code

@@ -23,6 +23,12 @@ class UserError(ValueError):
     exit_code = 2
 
 
+class OutageError(UserError):
+    """Server, store or connection that does not answer; the command line exits with 75."""
+
+    exit_code = EXIT_AGAIN
+
+
 class MemoryExhaustedError(RuntimeError):
     """Out of memory. The message is one line that names settings with a smaller need.
 

@@ -19,6 +19,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.wrong: dict[str, int] = {}  # name -> how many more times a bit is flipped
         self.busy: dict[str, int] = {}  # name -> how many more times it answers 503
         self.headers: dict[str, str] = {}  # headers of every answer
+        self.sent = lambda n_bytes: None  # called before each file's bytes are sent
         self.delay_s: dict[str, float] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -51,9 +52,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if server.wrong.get(name, 0) > 0:
                 server.wrong[name] -= 1
                 content = content[:-1] + bytes([content[-1] ^ 1])
-        first = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
+        first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
         ranges = "Accept-Ranges" in server.headers
-        content = content[first:] if ranges else content
+        content = content[int(first) : int(last or len(content)) + 1] if ranges else content
         self.send_response(206 if ranges and "Range" in self.headers else 200)
         for key, value in server.headers.items():
             self.send_header(key, value)
@@ -67,6 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             server.cut[name] -= 1
             content = content[: len(content) // 2]
             self.close_connection = True
+        server.sent(len(content))
         self.wfile.write(content)
 
     def log_message(self, *args) -> None:

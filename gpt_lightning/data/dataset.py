@@ -43,6 +43,7 @@ class TokenDataset:
         data_dir: Folder of prepared datasets; shards from a URL are kept in its folder cache/.
         cache_limit_gb: Size limit of the shards kept from URLs, in 1e9 bytes.
         streams: Number of URLs that are read together.
+        patience_s: Time to wait for a shard of a URL in an outage.
 
     Attributes:
         tokenizer: Value of --tokenizer with which `prepare` makes the same tokens.
@@ -51,14 +52,21 @@ class TokenDataset:
         UserError: There is no dataset, or it is damaged.
     """
 
-    def __init__(self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1):
+    def __init__(
+        self,
+        address: str,
+        data_dir: Path,
+        cache_limit_gb: float,
+        streams: int = 1,
+        patience_s: float = 0.0,
+    ):
         self.address = address
         if is_remote(address):
             # a local folder does not need them
             from gpt_lightning.data.streaming import RemoteShards, RemoteStream
 
             limit = int(cache_limit_gb * 1e9)
-            remote = RemoteShards(address, data_dir / "cache", limit, streams)
+            remote = RemoteShards(address, data_dir / "cache", limit, streams, patience_s)
             self.manifest = remote.manifest
             self.tokenizer = str(self.manifest.tokenizer.get("name"))
             self._open: Callable[[str], TokenStream] = partial(RemoteStream, remote)

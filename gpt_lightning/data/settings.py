@@ -8,6 +8,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativ
 from gpt_lightning.data.order import OrderName
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, checked
+from gpt_lightning.remote.attempts import PATIENCE_S
 
 SOURCES = ("dataset", "mixture", "corpus", "text_file")
 
@@ -46,6 +47,8 @@ class DataSettings:
             and again; nanogpt: random positions, drawn from the run's generator as nanoGPT's
             program does.
         cache_limit_gb: Size limit of data_dir/cache, which keeps the shards of all URLs.
+        patience: Seconds to wait for a shard of a URL whose server does not answer. The run then
+            saves a checkpoint and ends with 75.
         num_workers: Number of processes that read ahead; 0: the training process reads.
         seed: Seed of the order; null: seed_everything.
         allow_changes: Resume with other data, another order or another number of sequences per step
@@ -70,6 +73,7 @@ class DataSettings:
     eval_train_batches: PositiveInt | None = None
     order: OrderName | Literal["nanogpt"] = "shuffled"
     cache_limit_gb: NonNegativeFloat = 20.0
+    patience: NonNegativeFloat = PATIENCE_S
     num_workers: NonNegativeInt = 0
     seed: Seed | None = None
     allow_changes: bool = False

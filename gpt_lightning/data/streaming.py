@@ -35,6 +35,7 @@ class RemoteShards:
         folder: Folder of the cache, which all URLs share.
         limit_bytes: Size limit of the cache.
         streams: Number of datasets that share the limit.
+        patience_s: Time to wait for a shard in an outage.
 
     Attributes:
         manifest: The dataset's manifest, or one made for the shards of another program.
@@ -44,7 +45,9 @@ class RemoteShards:
         UserError: The URL does not answer, or has neither.
     """
 
-    def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1):
+    def __init__(
+        self, url: str, folder: Path, limit_bytes: int, streams: int = 1, patience_s: float = 0.0
+    ):
         self.url = url.rstrip("/")
         self.streams = streams
         self.listing_digest = ""
@@ -53,7 +56,7 @@ class RemoteShards:
         content = read_if_there(url)
         self.manifest = self._listed() if content is None else Manifest.parse(content, url)
         sizes = (self.file(shard).n_bytes for shard in self.manifest.shards())
-        self.cache = FileCache(folder, limit_bytes, max(sizes, default=0))
+        self.cache = FileCache(folder, limit_bytes, max(sizes, default=0), patience_s)
         if folder.exists():
             self.cache.make_room(0)
 

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpt_lightning.errors import UserError, one_line, reason_of
+from gpt_lightning.errors import OutageError, UserError, one_line, reason_of
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
+LONGEST_S = 30.0  # pause
+PATIENCE_S = 600.0  # time that training and `prepare` wait for data in an outage
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
 AGAIN = "run the same command again: `prepare` continues, and `fit` with --resume auto"
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
@@ -21,6 +23,7 @@ PERMANENT = (
     NotImplementedError,
     ValueError,
 )
+LINE_S = 60.0  # time between two lines about an outage
 T = TypeVar("T")
 
 
@@ -33,19 +36,24 @@ def attempts(
     work: Callable[[Any, str], T],
     action: str = "fetch",
     first: bool = False,
+    patience_s: float = 0.0,
 ) -> T:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
+
+    A server may ask for a longer pause (Retry-After).
 
     Args:
         url: Address on any file system of fsspec.
         work: Function of the file system and the path.
         action: Verb for messages.
         first: True for the first request to a new address: without a connection it is wrong.
+        patience_s: Time after which no further attempt is made; at least six are.
 
     Raises:
-        UserError: The last attempt failed, or the error is one that no attempt mends.
+        UserError: The error is one that no attempt mends.
+        OutageError: The last attempt failed.
     """
-    attempt = 1
+    attempt, began, said_s = 1, time.monotonic(), 0.0
     while True:
         try:
             return work(*on_file_system(url))
@@ -56,14 +64,19 @@ def attempts(
             if not is_passing(error, first):
                 fix = "check the address, the connection and the permissions"
                 raise UserError(f"cannot {action} {url}: {reason}; {fix}") from error
-            if attempt == ATTEMPTS:
-                raise UserError(
-                    f"cannot {action} {url} after {ATTEMPTS} attempts ({reason}): check the "
+            waited_s, damaged = time.monotonic() - began, isinstance(error, DamageError)
+            if attempt >= ATTEMPTS and (damaged or waited_s >= patience_s):
+                raise (UserError if damaged else OutageError)(
+                    f"cannot {action} {url} after {attempt} attempts ({reason}): check the "
                     f"connection and the file; {AGAIN}"
                 ) from error
-        if attempt == 1:
-            print(f"cannot {action} {url} ({reason}): trying {ATTEMPTS - 1} times more", flush=True)
-        time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            pause_s = min(BACKOFF_S * 2 ** (attempt - 1), LONGEST_S)
+            pause_s = max(pause_s, min(retry_after_s(error), max(patience_s, LONGEST_S)))
+        if attempt == 1 or waited_s >= said_s + LINE_S:
+            said_s = waited_s
+            limit = f"for {patience_s:.0f} s" if patience_s else f"{ATTEMPTS - 1} times more"
+            print(f"cannot {action} {url} ({reason}): trying {limit}", flush=True)
+        time.sleep(pause_s)
         attempt += 1
 
 
@@ -129,6 +142,16 @@ def origin_of(error: Exception) -> BaseException:
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     is_http = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
     return cause if cause is not None and is_http else error
+
+
+def retry_after_s(error: Exception) -> float:
+    """Return the seconds that a server asks a client to wait; 0 if it does not, or names a date."""
+    origin: Any = origin_of(error)
+    for found in (origin, getattr(origin, "response", None)):
+        after = (getattr(found, "headers", None) or {}).get("Retry-After", "")
+        if str(after).isdigit():
+            return float(after)
+    return 0.0
 
 
 def http_status(error: BaseException) -> int | None:

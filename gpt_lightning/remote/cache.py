@@ -59,18 +59,20 @@ class FileCache:
         limit_bytes: Size limit of all files in the folder, also of those that are being fetched;
             the least recently used are deleted.
         largest: Bytes of the largest file that is fetched.
+        patience_s: Time to wait for a server that does not answer.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, largest: int = 0):
+    def __init__(self, folder: Path, limit_bytes: int, largest: int = 0, patience_s: float = 0.0):
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.largest = largest
+        self.patience_s = patience_s
         self._expected: queue.SimpleQueue[CachedFile | None]
         self._coming: set[str] = set()
         self._pid = 0  # process of the threads that fetch ahead; 0 before the first is started
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
-        return FileCache, (self.folder, self.limit_bytes, self.largest)
+    def __reduce__(self) -> tuple[type, tuple[Path, int, int, float]]:
+        return FileCache, (self.folder, self.limit_bytes, self.largest, self.patience_s)
 
     def path(self, file: CachedFile) -> Path:
         """Return the path of a file in the cache."""
@@ -140,7 +142,7 @@ class FileCache:
         if first.exists():
             fix = f"if the first copy was wrong, forget it with `rm {shlex.quote(str(first))}`"
         room = functools.partial(self.make_room, file.n_bytes)
-        found = fetch_file(file.url, path, digest, room, file.exact, fix)
+        found = fetch_file(file.url, path, digest, room, file.exact, fix, self.patience_s)
         if not digest:
             write_atomic(first, found.encode())
 

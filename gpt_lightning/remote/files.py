@@ -14,8 +14,16 @@ from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, file_sha256, replacement, sync_folder
-from gpt_lightning.remote.attempts import NO_FILE, DamageError, T, attempts, raise_unless_missing
+from gpt_lightning.remote.attempts import (
+    NO_FILE,
+    PATIENCE_S,
+    DamageError,
+    T,
+    attempts,
+    raise_unless_missing,
+)
 
+PART_BYTES = 2**18  # size of a part: a connection may end after little more
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
 TEMPORARY = re.compile(r"\..+\.tmp\..+\.\d+")  # name of an upload that was interrupted
@@ -109,6 +117,7 @@ def fetch_file(
     before: Callable[[Path], None] = lambda temporary: None,
     n_bytes: int | None = None,
     fix: str = "check the file at this address",
+    patience_s: float = 0.0,
 ) -> str:
     """Fetch a file, which appears at `path` complete and checked or not at all.
 
@@ -119,6 +128,7 @@ def fetch_file(
         before: Function to call before the copy, with the path of the temporary file.
         n_bytes: Expected size; None for any.
         fix: Hint for a file with another digest.
+        patience_s: Argument of `attempts`.
 
     Returns:
         SHA-256 of the file.
@@ -129,7 +139,10 @@ def fetch_file(
     """
 
     def fetch(system: Any, remote_path: str) -> str:
-        system.get_file(remote_path, str(temporary))
+        if sha256 and temporary.exists() and temporary.stat().st_size:  # a part has arrived
+            _fetch_rest(system, remote_path, temporary)
+        else:
+            system.get_file(remote_path, str(temporary))
         found, size = file_sha256(temporary), temporary.stat().st_size
         problem = f"expected {n_bytes:,} bytes, found {size:,}" if size != (n_bytes or size) else ""
         if found != (sha256 or found):
@@ -145,10 +158,25 @@ def fetch_file(
     others: set[str] = set()
     with replacement(path) as temporary:
         before(temporary)
-        found = attempts(url, fetch)
+        found = attempts(url, fetch, patience_s=patience_s)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
     return found
+
+
+def _fetch_rest(system: Any, remote_path: str, path: Path) -> None:
+    """Append what is missing of a file, or fetch all of it where a server sends no parts."""
+    begun, size = path.stat().st_size, system.info(remote_path).get("size") or 0
+    with path.open("ab") as file:
+        while begun < size:
+            end = min(size, begun + PART_BYTES)
+            part = system.cat_file(remote_path, start=begun, end=end)
+            if len(part) != end - begun:
+                break
+            begun += file.write(part)
+            if begun == size:
+                return
+    system.get_file(remote_path, str(path))
 
 
 # ---- parts of a file ---------------------------------------------------------------------------
@@ -192,7 +220,7 @@ def open_seekable(url: str, size: int | None) -> BinaryIO:
         copy.truncate(copy.seek(0))
         system.get_file(path, copy)
 
-    attempts(url, fetch, "read")
+    attempts(url, fetch, "read", patience_s=PATIENCE_S)
     copy.seek(0)
     return copy
 
@@ -222,7 +250,9 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        content = attempts(self._url, partial(self._read, len(buffer)), "read")
+        content = attempts(
+            self._url, partial(self._read, len(buffer)), "read", patience_s=PATIENCE_S
+        )
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)

@@ -118,7 +118,7 @@ class TokenDataModule(LightningDataModule):
             settings = self.settings
             streams = max(1, sum(map(is_remote, self.addresses)))
             folder, limit = Path(settings.data_dir), settings.cache_limit_gb
-            dataset = TokenDataset(address, folder, limit, streams)
+            dataset = TokenDataset(address, folder, limit, streams, settings.patience)
             for other, opened in self._datasets.items():
                 if opened.manifest.tokenizer != dataset.manifest.tokenizer:
                     specs = (each.manifest.tokenizer for each in (dataset, opened))

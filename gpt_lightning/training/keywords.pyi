@@ -45,6 +45,7 @@ class DataArguments(TypedDict, total=False):
     eval_train_batches: int | None
     order: Literal["sequential", "random", "shuffled", "repeat"] | Literal["nanogpt"]
     cache_limit_gb: float
+    patience: float
     num_workers: int
     seed: int | None
     allow_changes: bool

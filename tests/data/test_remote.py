@@ -1,10 +1,12 @@
 """Streaming from a real HTTP server on loopback that is slow, cuts connections, and lies."""
 
+import hashlib
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from lightning import Callback
 from prepared import prepare_text
 from served import Server, serving
 from tiny_fit import TINY_MODEL
@@ -14,10 +16,14 @@ from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.windows import DatasetWindows
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.remote import attempts
+from gpt_lightning.remote.files import PART_BYTES, fetch_file
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.training.fit import default_callbacks, run_cli
 
 SHARD = 1_000  # tokens: 2,128 bytes
+RUNS = "whole", "away"
 
 
 @pytest.fixture
@@ -118,11 +124,12 @@ def test_a_file_url_is_a_folder(dataset, tmp_path):
 def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fit = ["fit", *TINY_MODEL, f"--data.dataset={server.url}", "--data.batch_size=2"]
+    fit += ["--data.patience=0"]
     assert main([*fit, "--trainer.max_steps=3"]) == 0
     assert server.url in capsys.readouterr().out
     server.cut = {"train-00003.npy": 1000}
     (tmp_path / "data" / "cache").rename(tmp_path / "old")
-    assert main([*fit, "--data.order=sequential", "--trainer.max_steps=500"]) == 2
+    assert main([*fit, "--data.order=sequential", "--trainer.max_steps=500"]) == 75
     assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")
 
 
@@ -137,3 +144,63 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(server, dataset, tmp_path)
     again = opened(server, tmp_path).stream("train", 16).windows(np.array([0]), 16)
     assert np.array_equal(again, whole)
     assert len([name for name in server.requests if name.endswith(".npy")]) == 1
+
+
+def test_a_download_goes_on_where_it_was_cut(server, dataset, tmp_path):
+    content = np.random.default_rng(0).bytes(3_000_000)
+    (dataset / "large.bin").write_bytes(content)
+    server.headers["Accept-Ranges"] = "bytes"
+    server.cut["large.bin"] = 1
+    received = []
+    server.sent = received.append
+    digest = hashlib.sha256(content).hexdigest()
+    fetch_file(f"{server.url}/large.bin", tmp_path / "copy.bin", digest)
+    assert (tmp_path / "copy.bin").read_bytes() == content
+    half, *parts = received
+    assert half == 1_500_000
+    assert max(parts) <= PART_BYTES
+    assert 1_500_000 <= sum(parts) < 3_000_000
+
+
+class Away(Callback):
+    """Takes the server away in the fourth step, and back when the command has ended."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step == 4:
+            names = [path.name for path in self.server.folder.glob("train-*")]
+            self.server.busy = dict.fromkeys(names, 10**6)
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_stays_away_saves_ends_with_75_and_continues(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    options = [
+        *TINY_MODEL,
+        f"--data.dataset={server.url}",
+        "--data.order=sequential",
+        "--data.batch_size=30",
+        "--data.patience=0",
+        "--trainer.max_steps=20",
+        "--trainer.val_check_interval=20",
+        "--trainer.check_val_every_n_epoch=null",
+    ]
+    assert main(["fit", *options, "--run_name=whole", "--data.data_dir=a"]) == 0
+    away = [*options, "--run_name=away", "--data.data_dir=b"]
+    with pytest.raises(OutageError, match=r"cannot fetch http://127.0.0.1:.* after 6 attempts"):
+        run_cli(["fit", *away], callbacks=[*default_callbacks("fit"), Away(server)])
+    saved = sorted(Path("lightning_logs/away/version_0/checkpoints").glob("*.ckpt"))
+    assert saved
+    assert read_checkpoint(saved[-1]).step >= 4
+    server.busy = {}
+    assert main(["fit", *away, "--resume=auto"]) == 0
+    ends = [
+        Path(f"lightning_logs/{n}/version_0/checkpoints").glob("*20-*") for n in ("whole", "away")
+    ]
+    whole, other = (read_checkpoint(next(end)) for end in ends)
+    for name, weight in whole.weights.items():
+        assert weight.equal(other.weights[name]), name

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningModule, Trainer
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
@@ -193,7 +193,16 @@ class RunCheckpoint(steps.StepCallback):
             self._lock.close()
             self._saver = Saver(self.asynchronous, self._saved, self._check_copy)  # frees memory
 
-    on_exception = teardown
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Save if the data of the next step do not come; other ranks may be in that step."""
+        try:
+            whole = not steps.unfinished_micro_batches(trainer)
+            if isinstance(exception, OutageError) and whole and trainer.world_size == 1:
+                self.finish(trainer)
+        finally:
+            self.teardown()
 
     # ---- the files -------------------------------------------------------------------------------
 
