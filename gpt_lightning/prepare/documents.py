@@ -69,7 +69,7 @@ class Documents:
 
         Args:
             entry: File to read.
-            start: First byte (jsonl) or row group (parquet) of the part.
+            start: First byte (jsonl) or row group (parquet) of the part; arrow has one part.
             stop: First byte or row group after the part; None: the end of the file.
 
         Raises:
@@ -95,6 +95,7 @@ class Documents:
         with explained_input(entry), open_input(entry) as file:
             rows = functools.partial(_rows, self.text_field)
             readers: dict[str, Callable[..., Contents]] = {"text": _whole, "jsonl": _lines}
+            readers["arrow"] = functools.partial(_arrow_rows, self.text_field)
             for content, where in readers.get(entry.kind, rows)(file, entry, start, stop):
                 n_bytes = -1 if content is None else len(content)
                 self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
@@ -204,6 +205,11 @@ def _line_at(entry: Input, offset: int, number: int) -> str:
 def _compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
     unpacked = gzip.GzipFile(fileobj=file)
     is_gzip = entry.compression == ".gz"
+    plain = file.read(1) == b"{"  # a client may have unpacked it (Content-Encoding)
+    file.seek(0)
+    if plain:
+        yield from file
+        return
     try:
         yield from io.BufferedReader(unpacked, CHUNK_BYTES) if is_gzip else _zstd_lines(file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -229,7 +235,7 @@ def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
     yield from filter(None, [held])
 
 
-# ---- columns of Parquet files --------------------------------------------------------------------
+# ---- columns of Parquet and Arrow files ----------------------------------------------------------
 
 
 def _parquet(file: BinaryIO, entry: Input) -> Any:
@@ -241,6 +247,17 @@ def _parquet(file: BinaryIO, entry: Input) -> Any:
         raise damaged(entry, "Parquet", error) from error
 
 
+def _check_column(schema: Any, entry: Input, text_field: str) -> None:
+    """Raise a UserError if a table has no such column of strings."""
+    types = dict(zip(schema.names, schema.types, strict=True))
+    kind: Any = types.get(text_field)
+    value = kind.value_type if str(kind).startswith("dictionary") else kind
+    if str(value) not in ("string", "large_string", "string_view"):
+        found = ", ".join(f"{name!r} of {kind}" for name, kind in list(types.items())[:8])
+        expected = f"expected a column {text_field!r} of strings (--text_field)"
+        raise UserError(f"{entry.path}: {expected}, found {found}")
+
+
 def column_sizes(entry: Input, text_field: str) -> list[int]:
     """Return the bytes of the text in each row group of a Parquet file, decompressed.
 
@@ -249,13 +266,7 @@ def column_sizes(entry: Input, text_field: str) -> list[int]:
     """
     with explained_input(entry), open_input(entry) as file:
         table = _parquet(file, entry)
-    types = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
-    kind: Any = types.get(text_field)
-    value = kind.value_type if str(kind).startswith("dictionary") else kind
-    if str(value) not in ("string", "large_string", "string_view"):
-        found = ", ".join(f"{name!r} of {kind}" for name, kind in list(types.items())[:8])
-        expected = f"expected a column {text_field!r} of strings (--text_field)"
-        raise UserError(f"{entry.path}: {expected}, found {found}")
+    _check_column(table.schema_arrow, entry, text_field)
     metadata = table.metadata
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     column, groups = paths.index(text_field), range(metadata.num_row_groups)
@@ -263,18 +274,35 @@ def column_sizes(entry: Input, text_field: str) -> list[int]:
 
 
 def _rows(column: str, file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
-    table, pyarrow = _parquet(file, entry), optional("pyarrow", "data")
+    table = _parquet(file, entry)
     groups = range(start, table.num_row_groups if stop is None else stop)
     row = sum(table.metadata.row_group(group).num_rows for group in range(start))
+    batches = table.iter_batches(BATCH_ROWS, list(groups), [column])
+    yield from _cells(batches, column, entry, row, "Parquet")
+
+
+def _arrow_rows(column: str, file: BinaryIO, entry: Input, *part: object) -> Contents:
+    pyarrow = optional("pyarrow", "data")
     try:
-        for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
+        table = pyarrow.ipc.open_stream(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise damaged(entry, "a stream of Arrow, as save_to_disk writes it", error) from error
+    _check_column(table.schema, entry, column)
+    yield from _cells(table, column, entry, 0, "Arrow")
+
+
+def _cells(batches: Any, column: str, entry: Input, row: int, kind: str) -> Contents:
+    """Yield the bytes of each row of a column, after `row` rows."""
+    pyarrow = optional("pyarrow", "data")
+    try:
+        for batch in batches:
             # bytes, because pyarrow does not check that strings are UTF-8
-            texts = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+            texts = batch.column(column).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
             for content in texts:
                 row += 1
                 yield content.as_py(), functools.partial("{}, row {:,}".format, entry.path, row)
     except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(entry, "Parquet", error) from error
+        raise damaged(entry, kind, error) from error
 
 
 # ---- bytes that are no text ----------------------------------------------------------------------

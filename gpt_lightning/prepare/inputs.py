@@ -20,14 +20,17 @@ from gpt_lightning.files import explained, file_sha256, json_digest, workspace
 from gpt_lightning.remote.attempts import reason_for
 from gpt_lightning.remote.files import facts, find, open_seekable
 
-Kind = Literal["text", "jsonl", "parquet"]
+Kind = Literal["text", "jsonl", "parquet", "arrow"]
 KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
+# descriptions that Hugging Face's save_to_disk writes beside .arrow
+DESCRIPTIONS = {"dataset_dict.json", "dataset_info.json", "state.json"}
 COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
@@ -41,7 +44,7 @@ class Input:
     Attributes:
         path: Local path or URL.
         name: Name in SOURCE, independent of the folder's place.
-        kind: text (one document), jsonl or parquet.
+        kind: text (one document), jsonl, parquet or arrow.
         compression: .gz, .zst or "" (jsonl only).
         size: Bytes, None if the store does not return them.
         stamp: Time of the last change, or a digest; it changes with the content.
@@ -178,12 +181,16 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
         paths += found
         bases += tops
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
+    described = any(path.suffix == ".arrow" for path in paths)
     inputs: dict[str, Input] = {}
     # The shortest of several links wins, or the first by name: file systems list in any order.
     for path in sorted(paths, key=lambda path: (len(path.parts), path)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind = kind_of(name)
-        if not kind or not path.is_file() or not _is_lines(path):  # or a link to nowhere
+        about = described and path.name in DESCRIPTIONS
+        if not kind or about or not path.is_file() or not _is_lines(path):  # or a link to nowhere
+            if path.suffix.lower() == ".json" and path.is_file() and is_array(path):
+                raise no_lines(str(path))
             skipped.append(name)
             continue
         stat, real = path.stat(), str(path.resolve())
@@ -253,6 +260,12 @@ def begins_with_object(path: Path) -> bool:
         if not file.peek(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
             return False
         return any(map(is_object, itertools.islice(filter(bytes.strip, file), 2)))
+
+
+def is_array(path: Path) -> bool:
+    """Return whether a file begins as a JSON array does."""
+    with open(path, "rb") as file:
+        return file.read(64).removeprefix(BOM).lstrip().startswith(b"[")
 
 
 def _is_lines(path: Path) -> bool:

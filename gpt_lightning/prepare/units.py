@@ -98,7 +98,7 @@ def _ranges(
     if entry.kind == "parquet":
         limit = unit_bytes if entry.seekable else sys.maxsize  # each unit would copy the file
         yield from _grouped(column_sizes(entry, text_field), limit)
-    elif entry.compression or not entry.seekable or entry.size is None:
+    elif entry.compression or not entry.seekable or entry.size is None or entry.kind == "arrow":
         yield 0, None, entry.size or 0
     else:
         for start in range(0, entry.size, unit_bytes):

@@ -247,3 +247,47 @@ def test_a_text_is_a_document(tmp_path: Path) -> None:
     path.write_bytes(b"ab\xff")
     with pytest.raises(UserError, match=r"a\.txt: expected UTF-8, found byte 0xff at offset 2"):
         list(Documents("text", "strict").read(entry, 0, None))
+
+
+def save_to_disk(folder: Path, texts: list[str]) -> None:
+    """Write a dataset as Hugging Face's datasets does: two streams and descriptions."""
+    folder.mkdir(parents=True)
+    names = [f"data-0000{i}-of-00002.arrow" for i in range(2)]
+    for name, part in zip(names, (texts[:30], texts[30:]), strict=True):
+        table = pa.table({"id": range(len(part)), "text": part})
+        with pa.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table, max_chunksize=7)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+
+
+def test_a_dataset_of_save_to_disk_is_its_texts(tmp_path: Path, capsys) -> None:
+    texts = [f"text {i} " * (i % 5) + "ä" for i in range(50)]
+    save_to_disk(tmp_path / "saved/train", texts)
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train"]}')
+    inputs = find_inputs(str(tmp_path / "saved"))
+    documents = Documents("text", "strict")
+    assert [text for entry in inputs for text, _ in documents.read(entry, 0, None)] == texts
+    assert "skipped 3: dataset_dict.json" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"expected a column 'body' of strings .*, found 'id' of"):
+        list(Documents("body", "strict").read(inputs[0], 0, None))
+    cut = tmp_path / "cut.arrow"
+    cut.write_bytes(Path(inputs[0].path).read_bytes()[:900])
+    (entry,) = find_inputs(str(cut))
+    with pytest.raises(UserError, match=r"cut\.arrow: expected .*Arrow.*, found damage"):
+        list(Documents("text", "strict").read(entry, 0, None))
+
+
+def test_an_array_beside_jsonl_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.json").write_text('\n[{"text": "b"}]')
+    with pytest.raises(UserError, match=r"b\.json: expected a JSON object on each line"):
+        find_inputs(str(tmp_path))
+
+
+def test_jsonl_that_a_client_has_unpacked_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    (entry,) = find_inputs(str(path))
+    assert [text for text, _ in Documents("text", "strict").read(entry, 0, None)] == ["a", "b"]
