@@ -9,9 +9,11 @@ process group will meet, the first one compares, and all end or all train.
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib import metadata
@@ -53,8 +55,13 @@ def facts_of(trainer: Any, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def words(value: Any) -> str:
-    """Return a value as JSON, and the settings of a class as those of a mapping."""
-    return json.dumps(value, default=lambda found: getattr(found, "__dict__", str(found)))
+    """Return a value as JSON, without the addresses of objects, which differ between processes."""
+
+    def plain(found: Any) -> Any:
+        settings = isinstance(found, Namespace)
+        return vars(found) if settings else re.sub(" at 0x[0-9a-f]+", "", str(found))
+
+    return json.dumps(value, default=plain)
 
 
 def first_difference(theirs: Mapping[str, str], ours: Mapping[str, str], who: str) -> str:

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jsonargparse import Namespace
 from test_launchers import CONFIG, ELASTIC, SAME
 from tiny_fit import rows
 
@@ -94,6 +96,10 @@ WAYS = {
     ),
     "optimizer": ("", "--model.optimizer=muon", 'model.optimizer "muon", rank 0 has "adamw"'),
 }
+
+
+class Interval(Enum):
+    step = 1
 
 
 def free_port() -> int:
@@ -186,6 +192,13 @@ def test_fewer_and_more_ranks_continue_a_run_under_one_command(folder):
 def meeting(number, port, kind="rank"):
     cluster = SimpleNamespace(main_address="127.0.0.1", main_port=port)
     return Meeting(cluster, kind, number, 2)
+
+
+def test_values_have_no_addresses():
+    settings = Namespace(class_path="my.Class", init_args=Namespace(when=Interval.step))
+    found = agreement.words([settings, object(), None])
+    assert json.loads(found)[1:] == ["<object object>", None]
+    assert json.loads(found)[0]["init_args"] == {"when": "Interval.step"}
 
 
 def test_equal_facts_agree_and_others_end_as_the_first_one_does():
