@@ -8,7 +8,6 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativ
 from gpt_lightning.data.order import OrderName
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, checked
-from gpt_lightning.remote.attempts import PATIENCE_S
 
 SOURCES = ("dataset", "mixture", "corpus", "text_file")
 
@@ -73,7 +72,7 @@ class DataSettings:
     eval_train_batches: PositiveInt | None = None
     order: OrderName | Literal["nanogpt"] = "shuffled"
     cache_limit_gb: NonNegativeFloat = 20.0
-    patience: NonNegativeFloat = PATIENCE_S
+    patience: NonNegativeFloat = 600.0
     num_workers: NonNegativeInt = 0
     seed: Seed | None = None
     allow_changes: bool = False

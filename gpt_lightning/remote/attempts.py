@@ -9,7 +9,7 @@ from gpt_lightning.errors import OutageError, UserError, one_line, reason_of
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
 LONGEST_S = 30.0  # pause
-PATIENCE_S = 600.0  # time that training and `prepare` wait for data in an outage
+PATIENCE_S = 600.0  # time that `prepare` waits in an outage; training has data.patience
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
 AGAIN = "run the same command again: `prepare` continues, and `fit` with --resume auto"
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed

@@ -26,7 +26,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError, one_line
-from gpt_lightning.hardware import agreement
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
@@ -372,7 +371,10 @@ class GPTCLI(LightningCLI):
 
             if batch := batch_size_on(record, run.world_size):
                 data.batch_size = self.config[str(self.subcommand)].data.batch_size = batch
-        agreement.agree(run, vars(self.config[str(self.subcommand)].as_flat()))
+        if run.world_size > 1:
+            from gpt_lightning.hardware.agreement import agree  # not for one rank
+
+            agree(run, vars(self.config[str(self.subcommand)].as_flat()))
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

@@ -446,7 +446,8 @@ def test_lost_connections_and_busy_servers(server, tmp_path, name, ranges):
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_busy_and_one_that_is_gone(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_stays_busy_and_one_that_is_gone(server, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("gpt_lightning.remote.files.PATIENCE_S", 0.0)
     url = put(server, "a.jsonl")
     for busy in ({"a.jsonl": 10**6}, {"": 10**6}):
         server.busy = busy

@@ -198,8 +198,9 @@ class RunCheckpoint(steps.StepCallback):
     ) -> None:
         """Save if the data of the next step do not come; other ranks may be in that step."""
         try:
-            whole = not steps.unfinished_micro_batches(trainer)
-            if isinstance(exception, OutageError) and whole and trainer.world_size == 1:
+            alone = trainer.world_size == 1 and trainer.global_step > self._saved_step >= 0
+            whole = alone and not steps.unfinished_micro_batches(trainer)
+            if isinstance(exception, OutageError) and whole:
                 self.finish(trainer)
         finally:
             self.teardown()

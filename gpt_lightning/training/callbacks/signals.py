@@ -23,7 +23,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, UserError, exit_on_signal, one_line
-from gpt_lightning.hardware.agreement import first_difference, words
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
@@ -269,6 +268,8 @@ class Replicas(steps.StepCallback):
         data = token_data(trainer)
         if trainer.world_size == 1 or data is None:
             return
+        from gpt_lightning.hardware.agreement import first_difference, words  # not for one rank
+
         record = data.record()
         facts = {"tokenizer": record["tokenizer"], **record.get("data_identity", {})}
         facts = {f"data: {key}": words(value) for key, value in facts.items()}
