@@ -1,4 +1,4 @@
-"""Documents in files: the text of each, and its place for error messages."""
+"""Documents in files: the text or token ids of each, and its place for error messages."""
 
 import functools
 import gzip
@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from gpt_lightning.errors import UserError, one_line, optional
 from gpt_lightning.prepare.inputs import BOM, Input, explained_input, no_lines, open_input
@@ -35,6 +37,7 @@ MAGICS = (
 RECODE = "if it is UTF-16, convert it with iconv -f utf-16le (or utf-16be) -t utf-8"
 Place = Callable[[], str]  # returns file and line, which takes time
 Contents = Iterator[tuple[Any, Place]]  # each document and its place
+Text = str | np.ndarray  # text, or its token ids, int64 (n,)
 
 
 class BadDocument(Exception):
@@ -48,7 +51,7 @@ class Documents:
     Memory: the longest document a few times, and of a Parquet file the pages of a row group.
 
     Args:
-        text_field: Field of a JSON object, column of a Parquet file.
+        text_field: Field of a JSON object, column of a Parquet or Arrow file.
         errors: strict: a damaged document raises an error. skip: it is omitted and counted.
             replace: bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, counted.
     """
@@ -61,10 +64,10 @@ class Documents:
 
     @property
     def content(self) -> str:
-        """Digest of all lines, cells and texts that were read, before they were decoded."""
+        """Digest of all lines, cells, ids and texts that were read, before they were decoded."""
         return self._digest.hexdigest()[:32]
 
-    def read(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[str, Place]]:
+    def read(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[Text, Place]]:
         """Yield the documents of a part of a file, in order, and the place of each.
 
         Args:
@@ -75,7 +78,7 @@ class Documents:
         Raises:
             UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
-        parse = self._text_of if entry.kind == "jsonl" else self._decoded
+        parse: Callable[[Any], Text] = self._text_of if entry.kind == "jsonl" else self._checked
         first = entry.kind == "jsonl" and not start
         for content, where in self.contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
@@ -91,7 +94,7 @@ class Documents:
                 yield text, where
 
     def contents(self, entry: Input, start: int, stop: int | None) -> Contents:
-        """Yield the bytes of each document of a part of a file, with its place, undecoded."""
+        """Yield the bytes or ids of each document of a part of a file, undecoded, and its place."""
         with explained_input(entry), open_input(entry) as file:
             rows = functools.partial(_rows, self.text_field)
             readers: dict[str, Callable[..., Contents]] = {"text": _whole, "jsonl": _lines}
@@ -99,7 +102,7 @@ class Documents:
             for content, where in readers.get(entry.kind, rows)(file, entry, start, stop):
                 n_bytes = -1 if content is None else len(content)
                 self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
-                self._digest.update(content or b"")
+                self._digest.update(b"" if content is None else content)
                 yield content, where
 
     def count_damaged(self, where: Place, reason: str) -> None:
@@ -112,9 +115,17 @@ class Documents:
             raise UserError(f"{where()}: {reason}; repair it, or omit it with --errors skip")
         self.skipped += 1
 
-    def _decoded(self, content: bytes | None) -> str:
+    def _checked(self, content: Any) -> Text:
+        """Return the document in a cell or a file."""
         if content is None:
-            raise BadDocument(f"expected a string in the column {self.text_field!r}, found null")
+            raise BadDocument(f"expected a value in the column {self.text_field!r}, found null")
+        if isinstance(content, bytes):
+            return self._decoded(content)
+        if content.dtype != np.int64:  # floats, with NaN for null
+            raise BadDocument(f"expected token ids in {self.text_field!r}, found null among them")
+        return content
+
+    def _decoded(self, content: bytes) -> str:
         try:
             return content.decode()
         except UnicodeDecodeError as error:
@@ -248,28 +259,31 @@ def _parquet(file: BinaryIO, entry: Input) -> Any:
 
 
 def _check_column(schema: Any, entry: Input, text_field: str) -> None:
-    """Raise a UserError if a table has no such column of strings."""
+    """Raise a UserError if a table has no such column of strings or of lists of integers."""
     types = dict(zip(schema.names, schema.types, strict=True))
     kind: Any = types.get(text_field)
-    value = kind.value_type if str(kind).startswith("dictionary") else kind
-    if str(value) not in ("string", "large_string", "string_view"):
+    is_list = re.match("(large_|fixed_size_)?list<", str(kind))
+    value = kind.value_type if is_list or str(kind).startswith("dictionary") else kind
+    if not re.fullmatch(r"u?int\d+" if is_list else "(large_)?string(_view)?", str(value)):
         found = ", ".join(f"{name!r} of {kind}" for name, kind in list(types.items())[:8])
-        expected = f"expected a column {text_field!r} of strings (--text_field)"
+        expected = f"expected a column {text_field!r} of strings or of token ids (--text_field)"
         raise UserError(f"{entry.path}: {expected}, found {found}")
 
 
 def column_sizes(entry: Input, text_field: str) -> list[int]:
-    """Return the bytes of the text in each row group of a Parquet file, decompressed.
+    """Return the bytes of the text or ids in each row group of a Parquet file, decompressed.
 
     Raises:
-        UserError: The file is not Parquet, or has no such column of strings.
+        UserError: The file is not Parquet, or has no such column.
     """
     with explained_input(entry), open_input(entry) as file:
         table = _parquet(file, entry)
     _check_column(table.schema_arrow, entry, text_field)
     metadata = table.metadata
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    column, groups = paths.index(text_field), range(metadata.num_row_groups)
+    paths = [f"{metadata.schema.column(i).path}." for i in range(metadata.num_columns)]
+    # the path of a list is COLUMN.list.element
+    column = next(i for i, path in enumerate(paths) if path.startswith(f"{text_field}."))
+    groups = range(metadata.num_row_groups)
     return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
 
 
@@ -292,15 +306,22 @@ def _arrow_rows(column: str, file: BinaryIO, entry: Input, *part: object) -> Con
 
 
 def _cells(batches: Any, column: str, entry: Input, row: int, kind: str) -> Contents:
-    """Yield the bytes of each row of a column, after `row` rows."""
+    """Yield the bytes of each row of a column, or its ids, after `row` rows."""
     pyarrow = optional("pyarrow", "data")
     try:
         for batch in batches:
-            # bytes, because pyarrow does not check that strings are UTF-8
-            texts = batch.column(column).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-            for content in texts:
+            cells = batch.column(column)
+            is_list = pyarrow.types.is_nested(cells.type)
+            if is_list:
+                cells = cells.cast(pyarrow.large_list(pyarrow.int64()))
+            else:  # bytes, because pyarrow does not check that strings are UTF-8
+                cells = cells.cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+            for cell in cells:
                 row += 1
-                yield content.as_py(), functools.partial("{}, row {:,}".format, entry.path, row)
+                content = cell.values if is_list else cell.as_py()
+                if is_list and content is not None:
+                    content = content.to_numpy(zero_copy_only=False)
+                yield content, functools.partial("{}, row {:,}".format, entry.path, row)
     except (pyarrow.ArrowException, OSError) as error:
         raise damaged(entry, kind, error) from error
 

@@ -34,7 +34,8 @@ class Settings:
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
         shard_tokens: Maximum number of tokens per file; nanogpt has one file per split.
-        text_field: Field of a JSON object, or column of a Parquet file, that holds the text.
+        text_field: Field of a JSON object, or column of a Parquet or Arrow file, that holds the
+            text; or column of lists of token ids, which must be those of the tokenizer.
         split_by: Selection of the held-out documents: hash, by a hash of their text, or fraction,
             the last ones. null: hash.
         errors: Treatment of a damaged document: strict ends with an error, skip omits and counts

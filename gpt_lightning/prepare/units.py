@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.tokenizers import Tokenizer
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import json_digest, write_atomic
 from gpt_lightning.prepare.documents import Documents, column_sizes
@@ -303,13 +303,18 @@ def _tokenized(
 ) -> Iterator[tuple[bytes, np.ndarray]]:
     """Yield the text of each document in UTF-8, and its tokens behind the end-of-text token."""
     assert tokenizer.eot_token is not None  # pipeline.py checks it
+    dtype = token_dtype(tokenizer.vocab_size)
     for entry in unit.files:
-        for text, where in reader.read(entry, unit.start, unit.stop):
+        for found, where in reader.read(entry, unit.start, unit.stop):
             try:
-                tokens = tokenizer.encode(text)
-            except UserError as error:  # tiktoken limits runs of white space
+                if isinstance(found, str):
+                    tokens, text = tokenizer.encode(found), found.encode()
+                else:
+                    tokens, text = found.astype(dtype), tokenizer.decode_bytes(found)
+            # tiktoken limits runs of white space; ids are outside the vocabulary, or in its gaps
+            except (UserError, KeyError) as error:
                 reader.count_damaged(where, str(error))
                 continue
             assert tokens.max(initial=0) < tokenizer.vocab_size, tokenizer.name
-            yield text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
+            yield text, np.insert(tokens, 0, tokenizer.eot_token)
         check_unchanged(entry)

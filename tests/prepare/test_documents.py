@@ -191,7 +191,7 @@ def test_bytes_that_are_no_text_in_parquet(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
     texts, reader = read(tmp_path / "a.parquet", errors="skip")
     assert (texts, reader.skipped) == (["good"], 2)
-    with pytest.raises(UserError, match=r"row 3: expected a string .* found null"):
+    with pytest.raises(UserError, match=r"row 3: expected a value .* found null"):
         read(tmp_path / "a.parquet", errors="replace")
 
 
@@ -230,7 +230,7 @@ def test_columns_that_hold_no_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "raw": [b"x"]}), path)
     (entry,) = find_inputs(str(path))
     for field, said in {
-        "text": "expected a column 'text' of strings (--text_field)",
+        "text": "expected a column 'text' of strings or of token ids (--text_field)",
         "id": "found 'id' of int64, 'raw' of binary",
     }.items():
         with pytest.raises(UserError) as caught:

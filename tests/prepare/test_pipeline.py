@@ -162,6 +162,52 @@ def test_the_same_whatever_files_they_come_in(source, texts, tmp_path, shuffle):
     assert all(manifest == manifests[0] for manifest in manifests)
 
 
+@pytest.mark.parametrize("kind", ["list", "large", "fixed", "arrow"])
+def test_ids_make_the_shards_of_their_texts(source, texts, tmp_path, kind):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    ids = [naive([text])[1:] for text in texts]  # without the end-of-text token
+    types = {"large": pa.large_list(pa.uint16()), "fixed": pa.list_(pa.int64(), 5)}
+    if kind == "fixed":
+        texts = [f" the sea, {word} storm" for word in ("a", "an", "my", "no")] * 20
+        ids = [naive([text])[1:] for text in texts]
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    column = pa.array(ids, types.get(kind, pa.list_(pa.int32())))
+    table = pa.table({"id": range(len(ids)), "input_ids": column})
+    path = tmp_path / f"ids.{'arrow' if kind == 'arrow' else 'parquet'}"
+    if kind == "arrow":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=7)
+    else:
+        pq.write_table(table, path, row_group_size=30)
+    found = []
+    for name, field in ((source, "text"), (path, "input_ids")):
+        out = tmp_path / field
+        prepare(str(name), out=str(out), workers=1, text_field=field, shard_tokens=900)
+        manifest = load_manifest(out)
+        found.append((manifest.splits, manifest.source.sha256, manifest.source.bytes))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([50257], "row 2: token 50257 is outside the 50,257 tokens of gpt2"),
+        ([-1], "row 2: token -1 is outside the 50,257 tokens of gpt2"),
+        ([1, None], "row 2: expected token ids in 'input_ids', found null among them"),
+        (None, "row 2: expected a value in the column 'input_ids', found null"),
+    ],
+)
+def test_ids_that_are_no_tokens(tmp_path, ids, said):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, options = tmp_path / "ids.parquet", {"workers": 1, "val_fraction": 0}
+    pq.write_table(pa.table({"input_ids": [[1, 2], ids, [], [3]]}), path)
+    settings: dict[str, Any] = {"text_field": "input_ids", **options}
+    with pytest.raises(UserError, match=said):
+        prepare(str(path), out=str(tmp_path / "out"), **settings)
+    prepare(str(path), out=str(tmp_path / "out"), errors="skip", **settings)
+    assert tokens_of(tmp_path / "out") == [50256, 1, 2, 50256, 50256, 3]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
