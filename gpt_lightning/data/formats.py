@@ -1,11 +1,13 @@
-"""File formats of tokens: .npy, nanoGPT's bare .bin, and llm.c's .bin with a header.
+"""File formats of tokens: .npy, bare .bin of nanoGPT and Megatron-LM, llm.c's with a header.
 
 npy: our own and build-nanogpt's, one dimension of uint16 or uint32. nanogpt: uint16 without a
 header, one file a split, with the characters of the vocabulary in meta.pkl. llmc: llm.c's and
-modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. All are
+modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. megatron: uint16
+or int32 without a header, whose type and lengths are in the .idx beside each .bin. All are
 little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT,
 dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
-https://github.com/karpathy/build-nanogpt.
+https://github.com/karpathy/build-nanogpt, megatron/core/datasets/indexed_dataset.py in
+https://github.com/NVIDIA/Megatron-LM.
 
 A new format changes this file alone: its name in Format, a row of FORMATS, and the pattern of its
 files' names in SHARD_FILE.
@@ -34,6 +36,9 @@ LLMC_MAGIC, LLMC_VERSION = 20240520, 1
 LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
 HEAD_BYTES = 1024  # more than any header, and llm.c's own
 META = "meta.pkl"
+INDEX_MAGIC = b"MMIDIDX\0\0"
+INDEX_HEAD = struct.Struct("<9sQBQQ")  # magic, version, code of the type, sequences, documents
+INDEX_TYPES = {4: "uint32", 8: "uint16"}  # int32 without negative numbers is uint32
 
 
 class ShardError(Exception):
@@ -58,14 +63,14 @@ class TokenFormat:
             a prefix or index may be None.
         write: Function that returns the header of a number of tokens of a type.
         read: Function that returns the header in the first HEAD_BYTES of a file of some size, or
-            raises a ShardError.
+            raises a ShardError; the third argument is the expected type.
         is_one_file: True if a split is one file.
     """
 
     name: str
     foreign: str
     write: Callable[[str, int], bytes]
-    read: Callable[[bytes, int | None], Header]
+    read: Callable[[bytes, int | None, np.dtype], Header]
     is_one_file: bool = False
 
 
@@ -80,7 +85,7 @@ def _write_npy(dtype: str, n_tokens: int) -> bytes:
     return header.getvalue()
 
 
-def _read_npy(head: bytes, size: int | None) -> Header:
+def _read_npy(head: bytes, size: int | None, expected: np.dtype) -> Header:
     return _parsed_npy(head[: 10 + int.from_bytes(head[8:10], "little")])
 
 
@@ -100,7 +105,7 @@ def _parsed_npy(header: bytes) -> Header:
     return Header(shape[0], dtype, stream.tell())
 
 
-def _read_bare(head: bytes, size: int | None) -> Header:
+def _read_bare(head: bytes, size: int | None, expected: np.dtype) -> Header:
     """Bare tokens have no magic number: a damaged header must not be taken for tokens."""
     if not size or size % 2:
         raise ShardError(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
@@ -123,7 +128,7 @@ def _write_llmc(dtype: str, n_tokens: int) -> bytes:
     return struct.pack("<3i", LLMC_MAGIC, LLMC_VERSION, n_tokens).ljust(HEAD_BYTES, b"\0")
 
 
-def _read_llmc(head: bytes, size: int | None) -> Header:
+def _read_llmc(head: bytes, size: int | None, expected: np.dtype) -> Header:
     if len(head) < HEAD_BYTES:
         raise ShardError(f"{len(head):,} bytes, fewer than the {HEAD_BYTES:,} of the header")
     magic, version, count = struct.unpack("<3i", head[:12])
@@ -133,6 +138,32 @@ def _read_llmc(head: bytes, size: int | None) -> Header:
     if version != LLMC_VERSION or count < 0:
         raise ShardError(f"version {version}, not {LLMC_VERSION}, or {count:,} tokens")
     return Header(count, np.dtype("<u2"), HEAD_BYTES)
+
+
+def _read_megatron(head: bytes, size: int | None, expected: np.dtype) -> Header:
+    return Header((size or 0) // expected.itemsize, expected, 0)
+
+
+def read_index(path: Path) -> Header:
+    """Return the tokens that a .idx of Megatron-LM promises for the .bin beside it, and their type.
+
+    Raises:
+        OSError: The file cannot be read.
+        ShardError: The file is something else.
+    """
+    with open(path, "rb") as file:
+        head, size = file.read(INDEX_HEAD.size), os.fstat(file.fileno()).st_size
+    if len(head) < INDEX_HEAD.size or not head.startswith(INDEX_MAGIC):
+        raise ShardError(f"no index, which begins with {INDEX_MAGIC!r}")
+    _, version, code, n_sequences, n_documents = INDEX_HEAD.unpack(head)
+    if version != 1 or code not in INDEX_TYPES:
+        raise ShardError(f"version {version}, type {code}, not 1 and 8 (uint16) or 4 (int32)")
+    # int32 lengths and int64 offsets of the sequences, int64 ends of the documents
+    promised = INDEX_HEAD.size + 12 * n_sequences + 8 * n_documents
+    if size != promised:
+        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
+    lengths = np.memmap(path, "<i4", "r", INDEX_HEAD.size, n_sequences)
+    return Header(int(lengths.sum(dtype=np.int64)), np.dtype(INDEX_TYPES[code]), 0)
 
 
 FORMATS = {
@@ -149,6 +180,8 @@ FORMATS = {
     "nanogpt": TokenFormat(
         "{split}.bin", r"()(train|val|test)()\.bin", lambda *_: b"", _read_bare, is_one_file=True
     ),
+    # a .bin is one if its .idx is there
+    "megatron": TokenFormat("{split}_{index}.bin", "(?!)", lambda *_: b"", _read_megatron),
 }
 # names from file_name, and of the files besides the shards
 SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
@@ -194,8 +227,9 @@ def checked_header(file_format: str, dtype: str, head: bytes, size: int | None) 
     Raises:
         ShardError: The file has another type or size, or is something else.
     """
-    header = FORMATS[file_format].read(head, size)
-    if header.dtype != np.dtype(dtype).newbyteorder("<"):
+    expected = np.dtype(dtype).newbyteorder("<")
+    header = FORMATS[file_format].read(head, size, expected)
+    if header.dtype != expected:
         kind = f"{'big-endian ' * (header.dtype.str[0] == '>')}{header.dtype.name}"
         raise ShardError(f"an array of shape ({header.tokens},) of {kind}")
     promised = header.n_bytes + header.tokens * header.dtype.itemsize

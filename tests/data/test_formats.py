@@ -1,7 +1,9 @@
 import builtins
 import os
 import pickle
+import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +155,29 @@ def build_nanogpt(folder: Path, splits: dict[str, np.ndarray]) -> None:
         np.save(folder / f"edufineweb_train_{index:06d}", part)
 
 
+def megatron(
+    folder: Path, splits: dict[str, np.ndarray], dtype: str = "uint16", **fields: int
+) -> None:
+    """Write three sequences in two documents a file, as Megatron-LM's preprocess_data does."""
+    names = {"train": ("a_text_document", "b_text_document"), "val": ("my_valid_text_document",)}
+    for split, tokens in splits.items():
+        for name, part in zip(names[split], np.array_split(tokens, len(names[split])), strict=True):
+            part.astype(dtype).tofile(folder / f"{name}.bin")
+            lengths = [len(part) // 3, len(part) // 2, len(part) - len(part) // 3 - len(part) // 2]
+            itemsize = np.dtype(dtype).itemsize
+            code = fields.get("code", {"int32": 4, "uint16": 8}.get(dtype, 5))
+            (folder / f"{name}.idx").write_bytes(
+                b"MMIDIDX\0\0"
+                + struct.pack("<QB", fields.get("version", 1), code)
+                + struct.pack("<QQ", 3, 3)
+                + np.array(lengths, np.int32).tobytes()
+                + (itemsize * np.cumsum([0, *lengths[:-1]], dtype=np.int64)).tobytes()
+                + np.array([0, 2, 3], np.int64).tobytes()
+            )
+
+
 PROGRAMS = {"nanogpt": nanogpt, "llmc": llmc, "modded": modded, "build-nanogpt": build_nanogpt}
+PROGRAMS |= {"megatron": megatron, "megatron-int32": partial(megatron, dtype="int32")}
 
 
 def read_back(folder: Path) -> dict[str, np.ndarray]:
@@ -243,6 +267,55 @@ def test_all_damaged_files_are_named(tmp_path: Path) -> None:
         swap(name, GOOD[:-1])(tmp_path)
     with pytest.raises(UserError, match=f"in {T2} 1,123 bytes.*in {T3} 1,123 bytes"):
         load_manifest(tmp_path)
+
+
+A = "a_text_document"
+MEGATRON_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "magic": (swap(f"{A}.idx", b"TNTIDX" + bytes(70)), r"in a_\S*idx no index, which begins with"),
+    "empty": (swap(f"{A}.idx", b""), r"in a_\S*idx no index, which begins with"),
+    "version": (lambda f: megatron(f, TRAIN, version=2), r"in a_\S*idx version 2, type 8.*; in b_"),
+    "int64": (lambda f: megatron(f, TRAIN, "int64"), "version 1, type 5, not 1 and 8"),
+    "two types": (lambda f: megatron(f, VAL, "int32"), r"in my_\S*idx uint32, not uint16: move"),
+    "short bin": (swap(f"{A}.bin", b"12"), r"in a_\S*idx 600 bytes for a_\S*bin, not 2"),
+    "no bin": (lambda f: (f / f"{A}.bin").unlink(), r"600 bytes for a_\S*bin, not None"),
+    "no idx": (lambda f: (f / f"{A}.idx").unlink(), r"a_\S*bin: expected 2 shards, found this"),
+    "cut idx": (
+        lambda f: swap(f"{A}.idx", (f / f"{A}.idx").read_bytes()[:-1])(f),
+        "93 bytes for a header that promises 94",
+    ),
+    "negative": (
+        lambda f: megatron(f, {"train": np.array([3, -1, 4, 4]), "val": np.arange(6)}, "int32"),
+        "token 4,294,967,295 at position 1; .*put the tokenizer.json",
+    ),
+}
+TRAIN, VAL = {"train": random_tokens(600)}, {"val": random_tokens(50)}
+
+
+@pytest.mark.parametrize("kind", MEGATRON_DAMAGE)
+def test_damage_of_megatrons_files_is_found_at_start(kind: str, tmp_path: Path) -> None:
+    megatron(tmp_path, TRAIN | VAL)
+    assert load_manifest(tmp_path).tokens("train") == 600
+    damage, found = MEGATRON_DAMAGE[kind]
+    damage(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}.*{found}") as caught:
+        load_manifest(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_json_names_megatrons_ids(tmp_path: Path) -> None:
+    package = pytest.importorskip("tokenizers")
+    vocabulary = {
+        letter: i for i, letter in enumerate(sorted(package.pre_tokenizers.ByteLevel.alphabet()))
+    }
+    tokenizer = package.Tokenizer(package.models.BPE(vocabulary | {"<|endoftext|>": 256}, []))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    megatron(tmp_path, {"train": np.arange(100), "val": np.arange(257)}, "int32")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    manifest = load_manifest(tmp_path)
+    assert (manifest.vocab_size, manifest.dtype) == (257, "uint32")
+    assert tokenizer_from_spec(manifest.tokenizer).eot_token == 256
+    assert read_back(tmp_path)["val"].tolist() == list(range(257))
 
 
 @pytest.mark.parametrize(
