@@ -144,26 +144,32 @@ def _read_megatron(head: bytes, size: int | None, expected: np.dtype) -> Header:
     return Header((size or 0) // expected.itemsize, expected, 0)
 
 
-def read_index(path: Path) -> Header:
+def read_index(path: Path, bin_size: int | None) -> Header:
     """Return the tokens that a .idx of Megatron-LM promises for the .bin beside it, and their type.
+
+    Args:
+        path: Path of the .idx.
+        bin_size: Bytes of the .bin; None if there is none.
 
     Raises:
         OSError: The file cannot be read.
-        ShardError: The file is something else.
+        ShardError: The file is something else, or the .bin has another size.
     """
     with open(path, "rb") as file:
-        head, size = file.read(INDEX_HEAD.size), os.fstat(file.fileno()).st_size
-    if len(head) < INDEX_HEAD.size or not head.startswith(INDEX_MAGIC):
-        raise ShardError(f"no index, which begins with {INDEX_MAGIC!r}")
-    _, version, code, n_sequences, n_documents = INDEX_HEAD.unpack(head)
-    if version != 1 or code not in INDEX_TYPES:
-        raise ShardError(f"version {version}, type {code}, not 1 and 8 (uint16) or 4 (int32)")
+        head = file.read(INDEX_HEAD.size).ljust(INDEX_HEAD.size, b"\0")
+    magic, version, code, n_sequences, n_documents = INDEX_HEAD.unpack(head)
+    if (magic, version) != (INDEX_MAGIC, 1) or code not in INDEX_TYPES:
+        expected = f"expected {INDEX_MAGIC!r}, version 1 and type 8 (uint16) or 4 (int32)"
+        raise ShardError(f"{expected}, found {magic!r}, {version} and {code}")
     # int32 lengths and int64 offsets of the sequences, int64 ends of the documents
     promised = INDEX_HEAD.size + 12 * n_sequences + 8 * n_documents
-    if size != promised:
-        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
+    if (size := path.stat().st_size) != promised:
+        raise ShardError(f"expected {promised:,} bytes, as its header promises, found {size:,}")
     lengths = np.memmap(path, "<i4", "r", INDEX_HEAD.size, n_sequences)
-    return Header(int(lengths.sum(dtype=np.int64)), np.dtype(INDEX_TYPES[code]), 0)
+    header = Header(int(lengths.sum(dtype=np.int64)), np.dtype(INDEX_TYPES[code]), 0)
+    if bin_size != (promised := header.tokens * header.dtype.itemsize):
+        raise ShardError(f"expected {promised:,} bytes in the .bin, found {bin_size or 'none'}")
+    return header
 
 
 FORMATS = {

@@ -238,34 +238,25 @@ def _megatron(folder: Path, indexes: Sequence[Path], sizes: Sizes) -> Manifest:
     training.
     """
     splits: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    faults, dtype, n_bytes = [], "", 0
+    dtype = ""
     for index in indexes:
         name = index.with_suffix(".bin").name
         try:
             with explained("read", index, CHECK_READ):
-                header = read_index(index)
-            dtype, promised = dtype or header.dtype.name, header.tokens * header.dtype.itemsize
+                header = read_index(index, sizes.get(name))
+            dtype = dtype or header.dtype.name
             if header.dtype != dtype:
-                raise ShardError(f"{header.dtype.name}, not {dtype}: move one of them away")
-            if sizes.get(name) != promised:
-                raise ShardError(f"{promised:,} bytes for {name}, not {sizes.get(name)}")
+                raise ShardError(f"expected {dtype} as in {indexes[0].name}, found {header.dtype}")
         except ShardError as fault:
-            faults.append(f"in {index.name} {fault}")
-            continue
+            raise UserError(f"{index}: {fault}; {repair_hint(folder)}") from fault
         words = re.split("[_.-]", index.stem.lower())
         split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
         splits[split].append(Shard(name, header.tokens, ""))
-        n_bytes += promised
-    if faults:
-        expected = "expected Megatron-LM's indexes of tokens"
-        raise UserError(f"{folder}: {expected}, found {'; '.join(faults)}; {repair_hint(folder)}")
-    spec, vocab_size = {"name": "gpt2"}, GPT2_VOCAB_SIZE
-    if (own := folder / "tokenizer.json").exists():
-        tokenizer = build_tokenizer(str(own))
-        spec, vocab_size = tokenizer.spec(), tokenizer.vocab_size
+    own = folder / "tokenizer.json"
+    tokenizer = build_tokenizer(str(own) if own.exists() else "gpt2")
     found = {split: tuple(shards) for split, shards in splits.items() if shards}
-    source = TextOrigin("megatron", n_bytes, "")
-    return Manifest(spec, vocab_size, dtype, source, {}, found, "megatron")
+    source = TextOrigin("megatron", sum(sizes[f"{p.stem}.bin"] or 0 for p in indexes), "")
+    return Manifest(tokenizer.spec(), tokenizer.vocab_size, dtype, source, {}, found, "megatron")
 
 
 def remote_dataset(url: str, sizes: Sizes, heads: Heads) -> Manifest:

@@ -1,5 +1,6 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -121,9 +122,12 @@ def _prepare(
     if not Path(source).is_file():  # a device may never end
         known = ", ".join(CORPORA)
         raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
-    if Path(source).suffix.lower() in (".csv", ".tsv"):
-        fix = "write its rows as JSONL (docs/data.md), or let its name end in .txt"
-        raise UserError(f"{source} is a table, not a text: {fix}")
+    if dialect := {".csv": "excel", ".tsv": "excel-tab"}.get(Path(source).suffix.lower()):
+        file = f'open({json.dumps(source, ensure_ascii=False)}, newline="", encoding="utf-8-sig")'
+        rows = f'csv.field_size_limit(2**30) and csv.DictReader({file}, dialect="{dialect}")'
+        program = f"import csv, json; [print(json.dumps(row)) for row in {rows}]"
+        fix = f"convert it with python -c {shlex.quote(program)} > documents.jsonl"
+        raise UserError(f"{source} is a table, not a text: {fix}, or let its name end in .txt")
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 

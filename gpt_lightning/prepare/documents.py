@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpt_lightning.errors import UserError, one_line, optional
-from gpt_lightning.prepare.inputs import BOM, Input, explained_input, no_lines, open_input
+from gpt_lightning.prepare.inputs import BOM, Input, check_begin, explained_input, open_input
 from gpt_lightning.prepare.settings import Errors
 
 REPLACEMENT = "\ufffd"
@@ -83,8 +83,8 @@ class Documents:
         for content, where in self.contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
                 continue
-            if first and re.match(rb"\s*(\[|{\s*$)", content):
-                raise no_lines(entry.path)
+            if first:
+                check_begin(entry.path, content)
             first = False
             try:
                 text = parse(content)
@@ -117,12 +117,10 @@ class Documents:
 
     def _checked(self, content: Any) -> Text:
         """Return the document in a cell or a file."""
-        if content is None:
-            raise BadDocument(f"expected a value in the column {self.text_field!r}, found null")
         if isinstance(content, bytes):
             return self._decoded(content)
-        if content.dtype != np.int64:  # floats, with NaN for null
-            raise BadDocument(f"expected token ids in {self.text_field!r}, found null among them")
+        if content is None or content.dtype != np.int64:  # floats, with NaN for null
+            raise BadDocument(f"expected a value in the column {self.text_field!r}, found null")
         return content
 
     def _decoded(self, content: bytes) -> str:
@@ -318,9 +316,8 @@ def _cells(batches: Any, column: str, entry: Input, row: int, kind: str) -> Cont
                 cells = cells.cast(pyarrow.large_string()).cast(pyarrow.large_binary())
             for cell in cells:
                 row += 1
-                content = cell.values if is_list else cell.as_py()
-                if is_list and content is not None:
-                    content = content.to_numpy(zero_copy_only=False)
+                is_ids = is_list and cell.is_valid
+                content = cell.values.to_numpy(zero_copy_only=False) if is_ids else cell.as_py()
                 yield content, functools.partial("{}, row {:,}".format, entry.path, row)
     except (pyarrow.ArrowException, OSError) as error:
         raise damaged(entry, kind, error) from error

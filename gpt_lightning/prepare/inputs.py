@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import uuid
@@ -31,6 +32,11 @@ KINDS: dict[str, Kind] = {
 }
 # descriptions that Hugging Face's save_to_disk writes beside .arrow
 DESCRIPTIONS = {"dataset_dict.json", "dataset_info.json", "state.json"}
+# layouts that have an index.json with such a key, and what reads them
+LAYOUTS = {
+    b"shards": ("MDS", "streaming", "batch_size=1, local="),
+    b"chunks": ("litdata", "litdata", ""),
+}
 COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
@@ -279,6 +285,20 @@ def no_lines(label: str) -> UserError:
         f"{label}: expected a JSON object on each line, found other JSON: unpack and convert it, "
         "for example an array with jq -c '.[]' FILE > documents.jsonl"
     )
+
+
+def check_begin(label: str, line: bytes) -> None:
+    """Raise a UserError if the first line of a file begins JSON of another layout than JSONL."""
+    if re.match(rb"\s*(\[|{\s*$)", line):
+        raise no_lines(label)
+    match = re.match(rb'{("version": \d+, )?"(shards|chunks)": \[', line)
+    if match and PurePosixPath(label).name == "index.json":
+        layout, package, begin = LAYOUTS[match[2]]
+        folder = "FOLDER" if is_url(label) else os.path.dirname(label)
+        rows = f"{package}.StreamingDataset({begin}{json.dumps(folder, ensure_ascii=False)})"
+        program = f'import json, {package}; [print(json.dumps({{"text": row["text"]}})) for row in '
+        fix = f"convert it with python -c {shlex.quote(f'{program}{rows}]')} > documents.jsonl"
+        raise UserError(f"{label} is an index of {layout}, which is not read: {fix}")
 
 
 # ---- behind a URL --------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +231,60 @@ def test_sources_without_documents(folder: Path) -> None:
     assert is_one_text("no-such-file.jsonl")
     with pytest.raises(UserError, match=r"no-such-file\.jsonl: no such file"):
         prepare("no-such-file.jsonl", data_dir=str(folder))
+
+
+def typed(error: UserError, folder: Path) -> Path:
+    """Type the command of an error message in a folder; return the JSONL that it writes."""
+    match = re.search(r"python (-c .* > documents\.jsonl)", str(error))
+    assert match
+    subprocess.run(f"{sys.executable} {match[1]}", shell=True, cwd=folder, check=True)
+    return folder / "documents.jsonl"
+
+
+# the parts of the two packages that are used, with their parameters
+PACKAGES = {
+    "streaming": "def StreamingDataset(*, local, batch_size):",
+    "litdata": "def StreamingDataset(input_dir):\n    local = input_dir",
+}
+
+
+@pytest.mark.parametrize(
+    ("index", "package", "named"),
+    [
+        ({"shards": [{"format": "mds"}], "version": 2}, "streaming", "an index of MDS"),
+        ({"version": 2, "shards": [{"format": "mds"}]}, "streaming", "an index of MDS"),
+        ({"chunks": [{"dim": None}], "config": {}}, "litdata", "an index of litdata"),
+    ],
+)
+def test_folders_of_other_layouts(tmp_path, index, package, named):
+    source = tmp_path / "it's 💾"
+    source.mkdir()
+    (source / "index.json").write_text(json.dumps(index))
+    (source / "shard.00000.mds").write_bytes(b"x")
+    (tmp_path / f"{package}.py").write_text(
+        f"{PACKAGES[package]}\n    return [{{'text': local}}, {{'text': 'b'}}]\n"
+    )
+    for errors in ("strict", "skip"):
+        with pytest.raises(UserError, match=named) as caught:
+            prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
+        assert "\n" not in str(caught.value)
+    lines = typed(caught.value, tmp_path)
+    prepare(str(lines), out=str(tmp_path / "out"), val_fraction=0, workers=1)
+    assert tokens_of(tmp_path / "out") == naive([str(source), "b"])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "TSV"])
+def test_a_table_is_refused_with_a_command_that_converts_it(tmp_path, suffix):
+    texts = ['a, ""b""\r\nc\td', "é", "long " * 40_000]
+    border = "," if suffix == "csv" else "\t"
+    path = tmp_path / f"it's.{suffix}"
+    rows = "".join(f'{i}{border}"{text}"\r\n' for i, text in enumerate(texts))
+    path.write_text(f"\ufefftext{border}body\r\n{rows}", "utf-8", newline="")
+    with pytest.raises(UserError, match="is a table, not a text: convert it with") as caught:
+        prepare(str(path), out=str(tmp_path / "out"))
+    settings: dict[str, Any] = {"val_fraction": 0, "text_field": "body", "workers": 1}
+    prepare(str(typed(caught.value, tmp_path)), out=str(tmp_path / "out"), **settings)
+    assert tokens_of(tmp_path / "out") == naive(text.replace('""', '"') for text in texts)
 
 
 def test_the_fingerprint_stays_if_a_folder_moves(folder: Path, tmp_path: Path) -> None:
