@@ -41,8 +41,9 @@ def prepare(
     Args:
         source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
             shakespeare-plays-all); or documents: JSONL files (.jsonl, .ndjson, .json, also .gz and
-            .zst), Parquet files, folders or globs of these and of .txt files, URLs of such files
-            (https://, s3://, hf://), datasets of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]);
+            .zst), Parquet or Arrow files, folders or globs of these and of .txt files, URLs of such
+            files (https://, s3://, hf://), datasets of the Hugging Face hub
+            (hf:NAME[:CONFIG][:SPLIT]);
             or - for standard input, JSONL or one text.
         tokenizer: char, byte, an encoding of tiktoken such as gpt2, a file tokenizer.json of
             Hugging Face, or a dataset such as data/mine-char, whose tokens are taken. Documents
