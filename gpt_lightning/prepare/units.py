@@ -313,7 +313,8 @@ def _tokenized(
                     tokens, text = found.astype(dtype), tokenizer.decode_bytes(found)
             # tiktoken limits runs of white space; ids are outside the vocabulary, or in its gaps
             except (UserError, KeyError) as error:
-                reader.count_damaged(where, str(error))
+                hint = "" if isinstance(found, str) else " (--tokenizer names theirs)"
+                reader.count_damaged(where, f"{error}{hint}")
                 continue
             assert tokens.max(initial=0) < tokenizer.vocab_size, tokenizer.name
             yield text, np.insert(tokens, 0, tokenizer.eot_token)
