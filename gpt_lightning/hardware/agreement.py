@@ -6,6 +6,7 @@ or wait for each other forever. Each writes what it has into a store at the addr
 process group will meet, the first one compares, and all end or all train.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ LINE_S = 60.0  # time between two lines about those that are missing
 POLL_S = 0.05
 GOODBYE_S = 1.0  # time for the others to read how the process of the store ends
 # settings that name what each machine may have elsewhere; its content is compared later
-PLACES = ("config", "ckpt_path", "data.dataset", "data.text_file")
+PLACES = ("config", "ckpt_path", "data.data_dir", "data.dataset", "data.text_file")
 SAME = "start all with the same command, configuration and version"
 
 stores: list[TCPStore] = []  # the process group of this process meets at the same server
@@ -116,6 +117,7 @@ class Meeting:
     def __init__(self, cluster: Any, kind: str, number: int, count: int):
         self.kind, self.number, self.count = kind, number, count
         self.place = cluster.main_address, cluster.main_port
+        self._address = ":".join(map(str, self.place))
         self.limit_s = int(os.environ.get(LIMIT) or LIMIT_S)
         self.key = f"gpt_lightning/{count}"  # agents of torchrun count restarts differently
         self._began = time.monotonic()
@@ -127,10 +129,12 @@ class Meeting:
         store.set(self.key, json.dumps(facts))
         try:
             while missing and not line:
-                for other in [n for n in missing if store.check([f"{self.key}/{n}"])]:
+                arrived = [n for n in missing if store.check([f"{self.key}/{n}"])]
+                for other in arrived:
                     missing.remove(other)
                     line = line or store.get(f"{self.key}/{other}").decode()
-                self._wait(f"{len(missing)} of {self.count} {self.kind}s")
+                if not arrived:
+                    self._wait(f"{len(missing)} of {self.count} {self.kind}s")
             code = UserError.exit_code if line else 0
         finally:
             store.set(f"{self.key}/end", str(code))
@@ -155,16 +159,16 @@ class Meeting:
         opens = self.number == 0 and not agent
         while not (opens or self._is_open()):
             self._wait(f"{self.kind} 0")
-        stores.append(
-            TCPStore(
-                *self.place,
-                is_master=opens,
-                wait_for_workers=False,
-                multi_tenant=True,  # the process group opens it again
-                timeout=timedelta(seconds=self.limit_s + LINE_S),
-            )
-        )
-        return stores[-1]
+        server = functools.partial(TCPStore, *self.place, is_master=opens, wait_for_workers=False)
+        limit = timedelta(seconds=self.limit_s + LINE_S)
+        try:
+            store = server(multi_tenant=True, timeout=limit)  # the process group opens it again
+        except DistError as error:
+            fix = "set MASTER_ADDR to the host of the first process, and MASTER_PORT to a free port"
+            reason = str(error).splitlines()[0]  # PyTorch appends a stack
+            raise UserError(f"cannot open {self._address} ({reason}): {fix}") from error
+        stores.append(store)
+        return store
 
     def _is_open(self) -> bool:
         try:  # PyTorch prints the stack of a client without a server
@@ -176,7 +180,7 @@ class Meeting:
     def _wait(self, whom: str) -> None:
         """Wait a moment, and print a line each minute; raise a PeerError after the limit."""
         waited_s = time.monotonic() - self._began
-        text = f"waiting for {whom} at {':'.join(map(str, self.place))}"
+        text = f"waiting for {whom} at {self._address}"
         if waited_s >= self.limit_s:
             raise PeerError(f"{text} for {waited_s:.0f} s: start them, or raise {LIMIT}")
         if waited_s >= self._lines * LINE_S:

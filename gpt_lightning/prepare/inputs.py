@@ -306,8 +306,11 @@ def check_begin(label: str, line: bytes) -> None:
 
 def _remote(source: str, skipped: list[str]) -> list[Input]:
     inputs: list[Input] = []
-    for url in find(source, is_file=kind_of(source) is not None):
-        if kind := kind_of(url):
+    urls = find(source, is_file=kind_of(source) is not None)
+    described = any(url.endswith(".arrow") for url in urls)
+    for url in urls:
+        about = described and PurePosixPath(url).name in DESCRIPTIONS
+        if (kind := kind_of(url)) and not about:
             inputs.append(remote_input(url, *kind, first=not inputs))
         elif not without_host(url).endswith("/"):  # the links that sort a server's listing
             skipped.append(url)

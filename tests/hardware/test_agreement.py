@@ -154,7 +154,8 @@ def test_ranks_that_differ_are_refused_in_one_line_of_rank_0(folder):
 @pytest.mark.slow
 def test_a_bit_that_flips_in_one_replica_ends_the_run_at_the_next_comparison(folder):
     options = ["", "--trainer.callbacks+=flip.Flip", "--replicas.every_n_steps=2"]
-    assert run_ranks({"flip": [options, options]})["flip"][1:] == (2, 2)
+    other = [*options, "--data.data_dir=mine"]  # a local disk, which may be elsewhere
+    assert run_ranks({"flip": [options, other]})["flip"][1:] == (2, 2)
     line = next(x for x in Path("flip.0").read_text().splitlines() if x.startswith("error"))
     assert "after step 6 transformer.h.0.attn.c_proj.weight of rank 1 is not that of rank 0" in line
     assert "resume from a checkpoint up to step 4" in line
@@ -234,3 +235,12 @@ def test_a_missing_machine_has_a_line_each_minute_and_a_limit(number, monkeypatc
         (alone.follow if number else alone.lead)({})
     lines = capfd.readouterr().err.splitlines()
     assert lines == [f"waiting for {whom} at 127.0.0.1:{alone.place[1]}"] * 2
+
+
+def test_a_port_that_another_program_has_is_one_line():
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        alone = meeting(0, other.getsockname()[1])
+        with pytest.raises(UserError, match=r"cannot open .* in use\): set .* free port"):
+            alone.lead({})

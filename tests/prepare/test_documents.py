@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.documents import Documents, column_sizes
@@ -266,10 +267,14 @@ def test_a_dataset_of_save_to_disk_is_its_texts(tmp_path: Path, capsys) -> None:
     texts = [f"text {i} " * (i % 5) + "ä" for i in range(50)]
     save_to_disk(tmp_path / "saved/train", texts)
     (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train"]}')
-    inputs = find_inputs(str(tmp_path / "saved"))
-    documents = Documents("text", "strict")
-    assert [text for entry in inputs for text, _ in documents.read(entry, 0, None)] == texts
-    assert "skipped 3: dataset_dict.json" in capsys.readouterr().out
+    memory = MemoryFileSystem()
+    memory.put(str(tmp_path / "saved"), "/saved", recursive=True)
+    for source, prefix in (("memory://saved", "memory:///saved/"), (str(tmp_path / "saved"), "")):
+        inputs = find_inputs(source)
+        documents = Documents("text", "strict")
+        assert [text for entry in inputs for text, _ in documents.read(entry, 0, None)] == texts
+        assert f"skipped 3: {prefix}dataset_dict.json" in capsys.readouterr().out
+    memory.rm("/saved", recursive=True)
     with pytest.raises(UserError, match=r"expected a column 'body' of strings .*, found 'id' of"):
         list(Documents("body", "strict").read(inputs[0], 0, None))
     cut = tmp_path / "cut.arrow"

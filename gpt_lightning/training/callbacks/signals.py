@@ -294,11 +294,12 @@ class Replicas(steps.StepCallback):
         dist.all_gather(all_sums, sums)
         for rank, at in (torch.stack(all_sums) != all_sums[0]).nonzero()[:1].tolist():
             name = [*weights][at].removeprefix("model.")
-            raise UserError(
+            line = (
                 f"after step {step} {name} of rank {rank} is not that of rank 0, and after step "
                 f"{before} all were equal: check the devices and their memory, then resume from a "
                 f"checkpoint up to step {before}"
             )
+            raise UserError(line) if trainer.is_global_zero else SystemExit(2)
         self._equal_step = step
 
 
