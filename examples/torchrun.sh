@@ -6,6 +6,7 @@
 # HOST      name or address of the first machine; the others must reach PORT on it
 # NNODES    number of machines
 # NPROC     processes on each machine; auto: one for each GPU, or one for each core without a GPU
+# GPT_LIGHTNING_RENDEZVOUS_S  seconds to wait for the other machines (600); then the code is 75
 # RESTARTS  number of times that torchrun starts all processes again after a failure
 #
 # The settings are read once before, so that a wrong one ends the script. Errors that only the ranks
@@ -17,7 +18,20 @@ set -eu
 # Ranks that start again would read the old ranks' addresses in the agents' store, and hang.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 python -m gpt_lightning fit "$@" --print_config > /dev/null
-exec torchrun --nnodes "${NNODES:-1}" --nproc_per_node "${NPROC:-auto}" \
+export HOST="${HOST:-localhost}" PORT="${PORT:-29400}" NNODES="${NNODES:-1}"
+# torchrun, with one line where machines are missing
+exec python -c '
+import os, sys
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.run import main
+try:
+    main()
+except RendezvousTimeoutError:
+    print("error: fewer than {NNODES} machines at {HOST}:{PORT}".format(**os.environ) +
+          ": start them, or raise GPT_LIGHTNING_RENDEZVOUS_S", file=sys.stderr)
+    sys.exit(75)
+' --nnodes "$NNODES" --nproc_per_node "${NPROC:-auto}" \
     --max_restarts "${RESTARTS:-3}" --rdzv_backend c10d --rdzv_id "${RUN_ID:-gpt}" \
-    --rdzv_endpoint "${HOST:-localhost}:${PORT:-29400}" \
+    --rdzv_endpoint "$HOST:$PORT" \
+    --rdzv_conf "join_timeout=${GPT_LIGHTNING_RENDEZVOUS_S:-600}" \
     -m gpt_lightning fit --resume auto "$@"

@@ -14,7 +14,6 @@ import re
 import socket
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib import metadata
@@ -57,12 +56,7 @@ def facts_of(trainer: Any, settings: Mapping[str, Any]) -> dict[str, str]:
 
 def words(value: Any) -> str:
     """Return a value as JSON, without the addresses of objects, which differ between processes."""
-
-    def plain(found: Any) -> Any:
-        settings = isinstance(found, Namespace)
-        return vars(found) if settings else re.sub(" at 0x[0-9a-f]+", "", str(found))
-
-    return json.dumps(value, default=plain)
+    return re.sub(" at 0x[0-9a-f]+", "", json.dumps(value, default=str))
 
 
 def first_difference(theirs: Mapping[str, str], ours: Mapping[str, str], who: str) -> str:

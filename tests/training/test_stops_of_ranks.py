@@ -54,11 +54,12 @@ def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
         assert f"step-{int(step):07}" in max(path.stem for path in saved)
 
 
-def test_ranks_agree_on_signals_and_requests(monkeypatch):
+def test_ranks_agree_on_signals_and_requests():
     pair = []
     for _ in range(2):
-        module = SimpleNamespace(stop_requested=False, micro_batches=0)
-        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        device = torch.device("cpu")
+        module = SimpleNamespace(stop_requested=False, micro_batches=0, device=device)
+        strategy = SimpleNamespace(root_device=device)
         trainer = SimpleNamespace(world_size=2, lightning_module=module, strategy=strategy)
         pair.append((StopSignals(), trainer))
 
@@ -66,9 +67,9 @@ def test_ranks_agree_on_signals_and_requests(monkeypatch):
         for (callback, trainer), number, request in zip(pair, signals, requests, strict=True):
             callback._signal |= number
             trainer.lightning_module.stop_requested |= request
-        most = max(2 * c._signal + t.lightning_module.stop_requested for c, t in pair)
-        monkeypatch.setattr(torch.distributed, "all_reduce", lambda vote, op: vote.fill_(most))
+        every = [2.0 * c._signal + t.lightning_module.stop_requested for c, t in pair]
         for callback, trainer in pair:
+            trainer.strategy.all_gather = lambda vote: torch.tensor([[each, 0] for each in every])
             callback.before_batches(trainer)
         return [(c._agreed, t.lightning_module.stop_requested) for c, t in pair]
 

@@ -8,6 +8,7 @@ import faulthandler
 import os
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -23,12 +24,14 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, UserError, exit_on_signal, one_line
+from gpt_lightning.hardware.device import record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
+from gpt_lightning.training.callbacks.speed import Interval, total_s
 from gpt_lightning.training.datamodule import token_data
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
@@ -45,6 +48,11 @@ class StopSignals(steps.StepCallback):
     stays ignored under nohup. A second Ctrl-C, a second or more after the first, ends the run
     without saving.
 
+    The vote of several ranks carries their times. `perf/rank_step_ms`: minimum, median and maximum
+    over the ranks of a step's time in which a rank waits for no other: what it does between steps,
+    its wait for data, its forward passes; of each rank the median since the last log.
+    `perf/slowest_rank`: number of the rank with the maximum.
+
     Args:
         requeue: True requeues a SLURM job on SIGUSR1; False only ends it.
     """
@@ -55,6 +63,9 @@ class StopSignals(steps.StepCallback):
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._agreed = 0  # signal that any rank has received
+        self._forwards: list[Interval] = []  # alone, in the micro-batches since the last vote
+        self._passed: list[Interval] = []  # those of the step before, which the device has done
+        self._rank_ms: list[list[float]] = []  # of each step since the last log, by rank
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
@@ -92,12 +103,33 @@ class StopSignals(steps.StepCallback):
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
-        if trainer.world_size > 1 and steps.at_step_boundary(trainer):
-            module: Any = trainer.lightning_module
-            vote = 2 * self._signal + getattr(module, "stop_requested", False)
-            most = torch.tensor(vote, device=trainer.strategy.root_device)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-            self._agreed, module.stop_requested = int(most) // 2, bool(int(most) % 2)
+        if trainer.world_size > 1:
+            if steps.at_step_boundary(trainer):
+                self._vote(trainer)
+            self._begin = record_event(trainer.strategy.root_device)
+
+    def _vote(self, trainer: Trainer) -> None:
+        module: Any = trainer.lightning_module
+        stop = 2 * self._signal + getattr(module, "stop_requested", False)
+        vote = torch.tensor([stop, total_s(self._passed) * 1e3], device=module.device)
+        stops, times = trainer.strategy.all_gather(vote).T.tolist()
+        self._agreed, module.stop_requested = int(max(stops)) // 2, bool(max(stops) % 2)
+        if self._passed:
+            self._rank_ms.append(times)
+        self._passed, self._forwards = self._forwards, []
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Tensor) -> None:
+        if trainer.world_size > 1:
+            self._forwards.append((self._begin, record_event(pl_module.device)))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        whole = self._rank_ms and steps.at_step_boundary(trainer)
+        if whole and steps.at_log_step(trainer, trainer.global_step):
+            ms = [statistics.median(times) for times in zip(*self._rank_ms, strict=True)]
+            self._rank_ms.clear()
+            for function in (min, statistics.median, max):
+                pl_module.log(f"perf/rank_step_ms/{function.__name__}", function(ms))
+            pl_module.log("perf/slowest_rank", float(ms.index(max(ms))))
 
     def between_batches(self, trainer: Trainer) -> None:
         """End the run if a rank has received a signal."""
@@ -262,7 +294,6 @@ class Replicas(steps.StepCallback):
 
     def __init__(self, every_n_steps: PositiveInt = 1000):
         self.every_n_steps = every_n_steps
-        self._equal_step = 0  # last step at which the weights were compared
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         data = token_data(trainer)
@@ -279,28 +310,23 @@ class Replicas(steps.StepCallback):
             if line := first_difference(theirs, all_facts[0], f"rank {rank}"):
                 raise UserError(line) if trainer.is_global_zero else SystemExit(2)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._equal_step = trainer.global_step
-
     def before_batches(self, trainer: Trainer) -> None:
         """Compare the weights, before RunCheckpoint saves them."""
-        step, before = trainer.global_step, self._equal_step
-        due = step != before and step % self.every_n_steps == 0 and steps.at_step_boundary(trainer)
+        step = trainer.global_step
+        due = step % self.every_n_steps == 0 and steps.at_step_boundary(trainer)
         if trainer.world_size == 1 or steps.is_sharded(trainer) or not due:
             return
         weights = dict(trainer.lightning_module.named_parameters())
         sums = torch.stack([checksum(weight) for weight in weights.values()])
-        all_sums = [torch.empty_like(sums) for _ in range(trainer.world_size)]
-        dist.all_gather(all_sums, sums)
-        for rank, at in (torch.stack(all_sums) != all_sums[0]).nonzero()[:1].tolist():
+        all_sums = trainer.strategy.all_gather(sums)
+        for rank, at in (all_sums != all_sums[0]).nonzero()[:1].tolist():
             name = [*weights][at].removeprefix("model.")
             line = (
-                f"after step {step} {name} of rank {rank} is not that of rank 0, and after step "
-                f"{before} all were equal: check the devices and their memory, then resume from a "
-                f"checkpoint up to step {before}"
+                f"after step {step} {name} of rank {rank} is not that of rank 0: check the devices "
+                f"and their memory, then resume from a checkpoint up to step "
+                f"{step - self.every_n_steps}, when they were compared before"
             )
             raise UserError(line) if trainer.is_global_zero else SystemExit(2)
-        self._equal_step = step
 
 
 def checksum(weights: Tensor) -> Tensor:
