@@ -6,6 +6,7 @@ position in the data must be equal, byte for byte.
 """
 
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,7 @@ from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import read_rows
 
 # metrics of a session, which differ between two equal runs
-OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
-OF_THE_SESSION |= {"perf/memory_gib"}
+SESSION = re.compile("time|perf/(?!tokens$).*")
 ALONE, KILLED = (f"lightning_logs/{name}/version_0" for name in ("alone", "killed"))
 
 
@@ -143,7 +143,7 @@ def parts(run: Path) -> Fields:
         "weights": state["state_dict"],
         "optimizer": state["optimizer_states"],
         "data": state["loops"]["fit_loop"]["state_dict"],
-        "metrics": [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in rows],
+        "metrics": [{k: v for k, v in row.items() if not SESSION.fullmatch(k)} for row in rows],
     }
 
 

@@ -190,7 +190,8 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
 
     Args:
         url: Address of the file.
-        fresh: True to ask the store, although this process may have listed it before.
+        fresh: True to ask the store, although this process may have listed it before, and to wait
+            in an outage.
         first: True for the first request to a new address.
     """
 
@@ -199,7 +200,7 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
             system.invalidate_cache()
         return dict(system.info(path))
 
-    found = attempts(url, info, "read", first)
+    found = attempts(url, info, "read", first, PATIENCE_S * fresh)  # fresh: in the work
     tag = next((f"{key} {found[key]}" for key in TAGS.split() if found.get(key)), "")
     is_http, size = url.startswith("http"), found.get("size")
     return (size, tag, size is not None and (not is_http or bool(found.get("partial"))))

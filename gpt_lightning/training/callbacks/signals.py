@@ -65,7 +65,7 @@ class StopSignals(steps.StepCallback):
         self._agreed = 0  # signal that any rank has received
         self._forwards: list[Interval] = []  # alone, in the micro-batches since the last vote
         self._passed: list[Interval] = []  # those of the step before, which the device has done
-        self._rank_ms: list[list[float]] = []  # of each step since the last log, by rank
+        self._rank_ms: list[list[float]] = []  # steps since the last log, by rank
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
