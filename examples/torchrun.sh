@@ -27,7 +27,7 @@ from torch.distributed.run import main
 try:
     main()
 except RendezvousTimeoutError:
-    print("error: fewer than {NNODES} machines at {HOST}:{PORT}".format(**os.environ) +
+    print("error: fewer machines than NNODES {NNODES} at {HOST}:{PORT}".format(**os.environ) +
           ": start them, or raise GPT_LIGHTNING_RENDEZVOUS_S", file=sys.stderr)
     sys.exit(75)
 ' --nnodes "$NNODES" --nproc_per_node "${NPROC:-auto}" \

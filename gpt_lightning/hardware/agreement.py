@@ -6,7 +6,6 @@ or wait for each other forever. Each writes what it has into a store at the addr
 process group will meet, the first one compares, and all end or all train.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -153,10 +152,9 @@ class Meeting:
         opens = self.number == 0 and not agent
         while not (opens or self._is_open()):
             self._wait(f"{self.kind} 0")
-        server = functools.partial(TCPStore, *self.place, is_master=opens, wait_for_workers=False)
         limit = timedelta(seconds=self.limit_s + LINE_S)
-        try:
-            store = server(multi_tenant=True, timeout=limit)  # the process group opens it again
+        try:  # the process group opens it again
+            store = TCPStore(*self.place, None, opens, limit, False, multi_tenant=True)
         except DistError as error:
             fix = "set MASTER_ADDR to the host of the first process, and MASTER_PORT to a free port"
             reason = str(error).splitlines()[0]  # PyTorch appends a stack

@@ -184,7 +184,9 @@ def test_a_missing_machine_is_one_line(folder):
     run = start("torchrun.sh", **wait)
     _, err = run.communicate(timeout=100)
     assert run.returncode == 75
-    assert re.fullmatch(f"error: fewer than 2 machines at localhost:.*{agreement.LIMIT}\n", err)
+    assert re.fullmatch(
+        f"error: fewer machines than NNODES 2 at localhost:.*{agreement.LIMIT}\n", err
+    )
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, UserError, exit_on_signal, one_line
-from gpt_lightning.hardware.device import record_event
+from gpt_lightning.hardware.device import Timestamp, record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
@@ -63,9 +63,10 @@ class StopSignals(steps.StepCallback):
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._agreed = 0  # signal that any rank has received
+        self._begin: Timestamp | None = None  # this rank works alone since then
         self._forwards: list[Interval] = []  # alone, in the micro-batches since the last vote
         self._passed: list[Interval] = []  # those of the step before, which the device has done
-        self._rank_ms: list[list[float]] = []  # steps since the last log, by rank
+        self._rank_ms: list[list[float]] = []  # times of the steps since the last log, by rank
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
@@ -119,8 +120,9 @@ class StopSignals(steps.StepCallback):
         self._passed, self._forwards = self._forwards, []
 
     def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Tensor) -> None:
-        if trainer.world_size > 1:
+        if self._begin is not None:
             self._forwards.append((self._begin, record_event(pl_module.device)))
+            self._begin = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         whole = self._rank_ms and steps.at_step_boundary(trainer)
@@ -129,7 +131,7 @@ class StopSignals(steps.StepCallback):
             self._rank_ms.clear()
             for function in (min, statistics.median, max):
                 pl_module.log(f"perf/rank_step_ms/{function.__name__}", function(ms))
-            pl_module.log("perf/slowest_rank", float(ms.index(max(ms))))
+            pl_module.log("perf/slowest_rank", ms.index(max(ms)))
 
     def between_batches(self, trainer: Trainer) -> None:
         """End the run if a rank has received a signal."""
