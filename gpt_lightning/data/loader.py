@@ -170,10 +170,27 @@ class TrainLoader(Place):
         """Batches of an epoch that are read."""
         return limited(len(self), self.limit)
 
+    def _next_place(self) -> tuple[int, int]:
+        """Return the epoch and the position of the next batch."""
+        if self.position < self.epoch_batches:
+            return self.epoch, self.position
+        return self.epoch + (not self.overfit), 0
+
+    def fetch_step(self) -> None:
+        """Wait for the shards of the coming step, so that an outage shows before it begins.
+
+        Raises:
+            OutageError: A shard did not come within data.patience.
+        """
+        if not self.source.joins_reads:  # the shards may have to be fetched
+            (epoch, position), rows = self._next_place(), self.batch_size * self.world
+            began, count = time.perf_counter(), self.accumulate * rows
+            self.source.read(epoch, position * rows, count, self.rank, self.world)
+            self.wait_s += time.perf_counter() - began
+
     def __iter__(self) -> Iterator[Batch]:
         end = self.epoch_batches
-        if self.position >= end:
-            self.epoch, self.position = self.epoch + (not self.overfit), 0
+        self.epoch, self.position = self._next_place()
         batches = TrainBatches(self.source, self.epoch, self.batch_size, self.rank, self.world)
         indices = range(self.position, end)
         if self.num_workers == 0 and not self.pin_memory:

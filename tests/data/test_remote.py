@@ -84,6 +84,23 @@ def test_training_starts_when_the_first_shard_is_there(server, tmp_path):
     assert len(cached(tmp_path)) >= 2
 
 
+def test_the_shards_of_a_step_are_there_before_it_begins(server, tmp_path):
+    step = {"accumulate": 25, "world": 2, "rank": 1}  # 200 windows of 16 tokens: 3.2 shards
+    away = loader(opened(server, tmp_path), "sequential", **step)
+    away.source.look_ahead = lambda *args: None  # what is fetched ahead may come later
+    batches = iter(away)
+    for following in (3, 6, 9, 0):  # an epoch has four steps
+        away.fetch_step()
+        server.busy = dict.fromkeys([path.name for path in server.folder.glob("*")], 1000)
+        for _ in range(25):
+            next(batches)
+        for path in cached(tmp_path):
+            path.unlink()
+        with pytest.raises(OutageError, match=f"train-{following:05}"):
+            away.fetch_step()
+        server.busy = {}
+
+
 def test_a_corrupted_shard_is_never_used_and_a_lost_one_fetched_again(server, dataset, tmp_path):
     server.wrong, server.cut = {"train-00000.npy": 1}, {"train-00001.npy": 3, "manifest.json": 2}
     away = loader(opened(server, tmp_path), "sequential")
@@ -169,7 +186,7 @@ class Away(Callback):
         self.server = server
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if trainer.global_step == 4:
+        if trainer.global_step == 4 and batch_idx % 2:  # in the middle of it
             names = [path.name for path in self.server.folder.glob("train-*")]
             self.server.busy = dict.fromkeys(names, 10**6)
 
@@ -183,10 +200,11 @@ def test_a_run_whose_server_stays_away_saves_ends_with_75_and_continues(
         *TINY_MODEL,
         f"--data.dataset={server.url}",
         "--data.order=sequential",
-        "--data.batch_size=30",
+        "--data.batch_size=15",
+        "--trainer.accumulate_grad_batches=2",
         "--data.patience=0",
         "--trainer.max_steps=20",
-        "--trainer.val_check_interval=20",
+        "--trainer.val_check_interval=40",
         "--trainer.check_val_every_n_epoch=null",
     ]
     assert main(["fit", *options, "--run_name=whole", "--data.data_dir=a"]) == 0

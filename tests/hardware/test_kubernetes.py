@@ -1,6 +1,7 @@
 """examples/kubernetes.yaml agrees with Kubernetes' schemas, our exit codes and what pods start."""
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -27,13 +28,42 @@ def test_the_schemas_of_kubernetes_accept_the_file(documents):
     job, pytorch = documents["Job"], documents["PyTorchJob"]
     validate(documents["Service"], "1.37", strict=True)
     validate(job, "1.37", strict=True)
-    for replicas in pytorch["spec"]["pytorchReplicaSpecs"].values():  # the operator's own kind
-        assert replicas.keys() == {"replicas", "restartPolicy", "template"}
+    for replicas in pytorch["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replicas["template"]["spec"]["containers"]
         assert container["name"] == "pytorch"
         template = replicas["template"]["spec"] | {"restartPolicy": replicas["restartPolicy"]}
         spec = {"template": {"spec": template}}
         validate(job | {"spec": spec}, "1.37", strict=True)
+
+
+def assert_has_the_fields(value, kind, models):
+    """Check the fields of Kubeflow's own types, and the types of their numbers and texts."""
+    if of_map := re.fullmatch(r"dict\(str, (.*)\)", kind):
+        for part in value.values():
+            assert_has_the_fields(part, of_map[1], models)
+    elif kind.startswith("KubeflowOrg"):
+        model = getattr(models, kind)
+        names = {theirs: ours for ours, theirs in model.attribute_map.items()}
+        assert not value.keys() - names.keys(), kind
+        model(**{names[key]: part for key, part in value.items()})  # raises if one is missing
+        for key, part in value.items():
+            assert_has_the_fields(part, model.openapi_types[names[key]], models)
+    elif kind in ("int", "str"):
+        assert type(value).__name__ == kind
+
+
+def test_the_types_of_kubeflow_accept_the_pytorchjob(documents):
+    # also accepted, by hand: the schema of the operator 1.9, kubeflow.org_pytorchjobs.yaml
+    models = pytest.importorskip("kubeflow.training.models", reason="make setup installs it")
+    job = documents["PyTorchJob"]
+    assert job["apiVersion"] == "kubeflow.org/v1"
+    assert_has_the_fields(job, "KubeflowOrgV1PyTorchJob", models)
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert replicas.keys() == {"Master", "Worker"}
+    assert replicas["Master"]["replicas"] == 1
+    replicas["Worker"]["restartPolici"] = "Never"
+    with pytest.raises(AssertionError, match="KubeflowOrgV1ReplicaSpec"):
+        assert_has_the_fields(job, "KubeflowOrgV1PyTorchJob", models)
 
 
 def test_the_job_starts_again_unless_a_person_must_change_something(documents):

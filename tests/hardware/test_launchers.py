@@ -59,6 +59,25 @@ class Crash(L.Callback):
             Path("killed").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
 """
+MACHINES = """
+import os
+import signal
+import time
+
+import lightning as L
+
+
+class Machines(L.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if "LOST" in os.environ and trainer.global_step == 5:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        alone = trainer.world_size == 1
+        while alone and trainer.global_step == 10 and not any(
+            getattr(callback, "_signal", 0) for callback in trainer.callbacks
+        ):
+            time.sleep(0.1)
+"""
 TWICE = """
 from pathlib import Path
 from gpt_lightning.training.fit import run_cli
@@ -126,8 +145,9 @@ def skip_check():
     Path("python").chmod(0o755)
 
 
-def assert_the_losses_of_one_process(name):
-    assert main(["fit", "--config", "run.yaml", "--run_name=one", "--data.batch_size=8"]) == 0
+def assert_the_losses_of_one_process(name, *options):
+    one = ["--run_name=one", "--data.batch_size=8"]
+    assert main(["fit", "--config", "run.yaml", *one, *options]) == 0
     one, other = rows("one"), rows(name)
     assert [row["step"] for row in one] == [row["step"] for row in other]
     for a, b in zip(one, other, strict=True):
@@ -160,6 +180,30 @@ def test_two_nodes_train_a_configuration_of_one_rank_and_a_killed_one_is_started
     assert "started     2 machines: trainer.num_nodes 1 -> 2\n" in output
     assert re.search(r"resume .*step-000000[45]\.ckpt", output)
     assert_the_losses_of_one_process("again")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_when_a_machine_is_lost_and_when_one_is_added(folder):
+    Path("machines.py").write_text(MACHINES)
+    own = ("--data.tokens_per_step=128", "--trainer.max_steps=15", "--trainer.limit_val_batches=0")
+    options = ("--run_name=elastic", "--trainer.callbacks+=machines.Machines", *own)
+    shared = {"NNODES": "1:2", "NPROC": 1, "HOST": "127.0.0.1", "PORT": folder}
+    first = start("torchrun.sh", *options, **shared)
+    time.sleep(2)  # it opens the store
+    lost = start("torchrun.sh", *options, **shared, LOST=1)
+    assert lost.wait(timeout=100) == -9
+    metrics = Path("lightning_logs/elastic/version_0/metrics.jsonl")
+    until = time.monotonic() + 200
+    while '"step": 9' not in metrics.read_text() and time.monotonic() < until:
+        time.sleep(0.5)
+    added = start("torchrun.sh", *options, **shared)
+    ends = [node.communicate(timeout=200) for node in (first, added)]
+    assert [first.returncode, added.returncode] == [0, 0], ends
+    output = "".join(out for out, _ in ends)
+    shapes = re.findall(r"(\d) sequences x 16 tokens x 1 accumulated x (\d) ranks", output)
+    assert shapes == [("4", "2"), ("8", "1"), ("4", "2")]
+    assert_the_losses_of_one_process("elastic", *own)
 
 
 @pytest.mark.slow

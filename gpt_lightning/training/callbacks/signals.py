@@ -23,7 +23,15 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 from torch import distributed as dist
 
-from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, UserError, exit_on_signal, one_line
+from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.errors import (
+    CONTINUE,
+    EXIT_AGAIN,
+    OutageError,
+    UserError,
+    exit_on_signal,
+    one_line,
+)
 from gpt_lightning.hardware.device import Timestamp, record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
@@ -41,7 +49,7 @@ ANSWER_S = 3.0  # time for the other ranks to print their stacks
 
 @checked("signals")
 class StopSignals(steps.StepCallback):
-    """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps.
+    """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps; in outages.
 
     The current step and its validation finish, RunCheckpoint saves unless it is disabled, and the
     program ends with 128 + the signal's number. SIGUSR1 also requeues the job under SLURM. SIGHUP
@@ -62,7 +70,9 @@ class StopSignals(steps.StepCallback):
         self._requeue_signal: int = signal.SIGUSR1
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
-        self._agreed = 0  # signal that any rank has received
+        self._fetches = False  # True while the data of a step are waited for
+        self._outage: OutageError | None = None
+        self._agreed = 0  # signal that any rank has received, or EXIT_AGAIN in an outage
         self._begin: Timestamp | None = None  # this rank works alone since then
         self._forwards: list[Interval] = []  # alone, in the micro-batches since the last vote
         self._passed: list[Interval] = []  # those of the step before, which the device has done
@@ -98,20 +108,40 @@ class StopSignals(steps.StepCallback):
             self._signal, self._interrupted = number, now
         elif now - self._interrupted >= TWICE_S:
             raise KeyboardInterrupt  # the second Ctrl-C does not wait
+        if self._fetches:
+            raise OutageError(f"{signal.Signals(number).name} while a shard was waited for")
 
     def before_batches(self, trainer: Trainer) -> None:
         """Give all ranks the signals and the requests to stop of any rank.
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
-        if trainer.world_size > 1:
-            if steps.at_step_boundary(trainer):
+        several, device = trainer.world_size > 1, trainer.strategy.root_device
+        if steps.at_step_boundary(trainer):
+            began = record_event(device)
+            self._fetch(getattr(trainer.train_dataloader, "loader", None))
+            self._agreed = self._signal or (EXIT_AGAIN if self._outage else 0)
+            if several:
+                self._forwards.append((began, record_event(device)))
                 self._vote(trainer)
-            self._begin = record_event(trainer.strategy.root_device)
+        if several:
+            self._begin = record_event(device)
+
+    def _fetch(self, loader: Any) -> None:
+        """Wait for the data of the coming step."""
+        self._outage = None
+        try:
+            self._fetches = isinstance(loader, TrainLoader)
+            if self._fetches:
+                loader.fetch_step()
+        except OutageError as error:
+            self._outage = error
+        finally:
+            self._fetches = False
 
     def _vote(self, trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
-        stop = 2 * self._signal + getattr(module, "stop_requested", False)
+        stop = 2 * self._agreed + getattr(module, "stop_requested", False)
         vote = torch.tensor([stop, total_s(self._passed) * 1e3], device=module.device)
         stops, times = trainer.strategy.all_gather(vote).T.tolist()
         self._agreed, module.stop_requested = int(max(stops)) // 2, bool(max(stops) % 2)
@@ -134,16 +164,21 @@ class StopSignals(steps.StepCallback):
             pl_module.log("perf/slowest_rank", ms.index(max(ms)))
 
     def between_batches(self, trainer: Trainer) -> None:
-        """End the run if a rank has received a signal."""
-        stop = self._agreed if trainer.world_size > 1 else self._signal
+        """End the run if a rank has received a signal, or its data do not come."""
+        stop = self._agreed
         if not stop or not steps.at_step_boundary(trainer):
             return
         checkpoint = steps.find_callback(trainer, RunCheckpoint)
         if checkpoint:
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
+        outages: list[Any] = [self._outage] * trainer.world_size
+        if stop == EXIT_AGAIN and trainer.world_size > 1:
+            dist.all_gather_object(outages, self._outage)
         if not trainer.is_global_zero:
             raise SystemExit(0)  # another code would make the launcher kill rank 0
+        if stop == EXIT_AGAIN:
+            raise next(filter(None, outages))
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
         requeues = stop == self._requeue_signal and self.requeue and "SLURM_JOB_ID" in os.environ
         if checkpoint and checkpoint.enabled:
@@ -261,6 +296,9 @@ class Watchdog(steps.StepCallback):
                 stops = STOP_SIGNALS & {*received}  # loader workers cause other signals
                 if stops and not stop:
                     stop, since = max(stops), time.monotonic()
+                    launcher = trainer.strategy.launcher
+                    if isinstance(launcher, RankLauncher):  # this rank may wait for another's data
+                        launcher.kill(stop)
             now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
             if stop and self._in_batch and now - max(since, self._beat_s) > grace_s:
                 reason = f"no batch has ended for {grace_s:.0f} s (watchdog.grace_s)"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpt_lightning.hardware.distributed import PARENT
+from gpt_lightning.hardware.distributed import PARENT, RankLauncher
 from gpt_lightning.training.callbacks import signals as watchdog_module
 from gpt_lightning.training.callbacks.signals import ANSWER_S, Watchdog
 
@@ -20,7 +20,7 @@ class Noted(Watchdog):
 
     def __init__(self, **settings):
         super().__init__(**settings)
-        self.ends = []
+        self.ends, self.given = [], []
 
     def _end(self, trainer, reason, code):
         self.ends.append((reason, code))
@@ -39,7 +39,10 @@ def watchdog():
 
     def make(world_size=2, **settings):
         made.append(Noted(**settings))
-        made[0].setup(SimpleNamespace(world_size=world_size, global_rank=0), None, "fit")
+        trainer = SimpleNamespace(world_size=world_size, global_rank=0, strategy=SimpleNamespace())
+        trainer.strategy.launcher = object.__new__(RankLauncher)
+        trainer.strategy.launcher.kill = made[0].given.append
+        made[0].setup(trainer, None, "fit")
         return made[0]
 
     gc.collect()  # files that earlier tests have left open
@@ -80,6 +83,7 @@ def test_a_signal_to_a_hung_batch_ends_the_run(watchdog):
     ((reason, code),) = dog.waits(5)
     assert reason == "SIGTERM, but no batch has ended for 0 s (watchdog.grace_s)"
     assert code == 143
+    assert dog.given == [signal.SIGTERM]  # to the other ranks, which this one may wait for
 
 
 @pytest.mark.slow
