@@ -361,17 +361,20 @@ class GPTModule(EvaluatedModule):
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         trainer, by_value = self.trainer, gradient_clip_algorithm == "value"
-        norm = optim.clip_gradients(self.parameters(), None if by_value else gradient_clip_val)
+        ours = getattr(optimizer, "optimizer", optimizer)  # Lightning may wrap it
+        limit = None if by_value else gradient_clip_val
+        norm = optim.clip_gradients(self.parameters(), limit, ours)
         step = trainer.global_step + 1
-        loss = norm if self.last_loss is None else self.last_loss
-        values = torch.stack([loss.to(norm), norm]).to(self.device)  # the CPU's without gradients
+        norm = norm.to(self.device)  # the CPU's without gradients
+        loss = norm if self.last_loss is None else self.last_loss.to(norm)
         # a GradScaler skips the step and lowers the scale
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            self._guard.watch(optimizer, values, step)
+            self._guard.watch(ours, loss, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes:
             # the gradients of an outlier are dropped: no optimizer changes anything then
+            values = torch.stack([loss, norm])
             means = trainer.strategy.reduce(values, reduce_op="mean")
             if spike := self._spikes.spike(*means.tolist()):
                 self.zero_grad()

@@ -18,6 +18,7 @@ from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 DEFERRED_ON = {"cuda"}  # devices that skip an update themselves; the norm is checked later there
+MOST_UNREAD = 1000  # steps whose loss and norm stay on such a device
 
 
 def learning_rate(step: int, settings: Settings, decay_steps: int, peak: float) -> float:
@@ -127,21 +128,29 @@ def place_steps(optimizer: Optimizer, group: Fields) -> None:
             state["step"] = state["step"].to(parameter.device if group.get("fused") else "cpu")
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float | None, optimizer: Any = None
+) -> Tensor:
     """Scale all gradients so that their global 2-norm is at most `max_norm`.
 
     Args:
         parameters: Parameters with gradients.
         max_norm: Largest norm; None, 0 or less leaves the gradients as they are.
+        optimizer: Optimizer of the coming update. On a device of DEFERRED_ON a fused AdamW scales
+            whole gradients as it reads them, which saves a pass over them.
 
     Returns:
         The norm before clipping, a scalar on the parameters' device (no synchronization).
     """
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    scales = isinstance(optimizer, AdamW) and can_skip(optimizer, norm)
     if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
-        norm = norm.full_tensor()
-    if max_norm is None or max_norm <= 0:
+        norm, scales = norm.full_tensor(), False
+    max_norm = max_norm or 0.0
+    if scales:  # AdamW divides by it, as for PyTorch's GradScaler
+        optimizer.grad_scale = (norm / max_norm).clamp_(min=1.0) if max_norm > 0 else None
+    if scales or max_norm <= 0:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
     if norm.device.type in DEFERRED_ON or not norm + 1e-6 <= max_norm:
@@ -174,35 +183,34 @@ class NonFiniteGuard:
 
     On a device of DEFERRED_ON the device itself decides: a fused AdamW skips its update if
     `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
-    number of that step stays on the device until `check` reads it: at the next log step, before a
-    checkpoint, or at the end. Before the update of any other optimizer the norm is read at once.
+    values of the steps stay on the device until `check` reads them: at the next log step, before a
+    checkpoint, or at the end. Before the update of any other optimizer they are read at once.
     """
 
     def __init__(self) -> None:
-        # tensors of the device: the first bad step, 0 for none, and its loss and norm
-        self._first: tuple[Tensor, Tensor] | None = None
+        self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, loss, norm
+        # two tensors of the device: 0 or, from the first bad step on, NaN; and found_inf
+        self._sticky: tuple[Tensor, Tensor] | None = None
 
-    def watch(self, optimizer: Optimizer, values: Tensor, step: int) -> None:
+    def watch(self, optimizer: Any, loss: Tensor, norm: Tensor, step: int) -> None:
         """Skip the coming update, or raise now or in `check`, if a value is not finite.
 
         Args:
             optimizer: Optimizer that is about to step.
-            values: Mean loss, and norm of all gradients, (2,), on their device.
+            loss: Mean loss, a scalar.
+            norm: Norm of all gradients, a scalar on the same device.
             step: Number of the step, 1 for the first.
 
         Raises:
             UserError: a value is not finite, and could be read at once.
         """
-        unwrapped: Any = getattr(optimizer, "optimizer", optimizer)  # Lightning wraps ours
-        if self._first is None:
-            self._first = values.new_zeros((), dtype=torch.int64), torch.zeros_like(values)
-        bad_step, bad_values = self._first
-        new = ~values.isfinite().all() & (bad_step == 0)
-        self._first = bad_step.masked_fill(new, step), torch.where(new, values, bad_values)
-        if can_skip(unwrapped, values):
-            unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
-        else:
+        self._unread.append((step, loss, norm))
+        if not can_skip(optimizer, norm) or len(self._unread) > MOST_UNREAD:
             self.check()
+        if can_skip(optimizer, norm):
+            zero, found = self._sticky = self._sticky or (norm.new_zeros(()), norm.new_zeros(()))
+            zero.add_(loss + norm, alpha=0.0)
+            optimizer.found_inf = torch.ne(zero, zero, out=found)  # AdamW reads it
 
     def check(self) -> None:
         """Synchronize and raise if there was a bad step.
@@ -210,21 +218,27 @@ class NonFiniteGuard:
         Raises:
             UserError: names the first bad step; no update has been made since.
         """
-        if self._first is None or not self._first[0]:
+        if not self._unread:
             return
-        (step, values), self._first = self._first, None  # raised once
-        (loss, norm), where = values.tolist(), f"at step {int(step)}: weights were not changed:"
-        if math.isfinite(norm):
-            raise UserError(f"the loss is {loss} {where} give each batch a label other than -100")
-        raise UserError(
-            f"gradient norm is {norm} {where} lower model.learning_rate and continue with --resume "
-            "auto"
-        )
+        (steps, losses, norms), self._unread = zip(*self._unread, strict=True), []
+        values = torch.stack([*losses, *norms]).view(2, -1).tolist()  # one wait for the device
+        for step, loss, norm in zip(steps, *values, strict=True):
+            if math.isfinite(loss + norm):
+                continue
+            self._sticky, where = None, f"at step {step}: weights were not changed:"
+            if math.isfinite(norm):
+                raise UserError(
+                    f"the loss is {loss} {where} give each batch a label other than -100"
+                )
+            raise UserError(
+                f"gradient norm is {norm} {where} lower model.learning_rate and continue with "
+                "--resume auto"
+            )
 
 
-def can_skip(optimizer: Optimizer, values: Tensor) -> bool:
-    """Return whether the device can decide to skip an update."""
-    if values.device.type not in DEFERRED_ON:
+def can_skip(optimizer: Optimizer, norm: Tensor) -> bool:
+    """Return whether the device of the gradients' norm can decide to skip an update."""
+    if norm.device.type not in DEFERRED_ON:
         return False
     if isinstance(optimizer, AdamW):
         return all(group["fused"] for group in optimizer.param_groups)

@@ -130,6 +130,24 @@ def test_clipping_is_pytorchs_bit_for_bit(factor, written):
     assert (after != before) == written  # to multiply by 1 takes two passes over memory
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_fused_update_scales_gradients_as_clipping_does(factor, monkeypatch):
+    models = tiny(), tiny()
+    models[1].load_state_dict(models[0].state_dict())
+    for model, deferred_on in zip(models, ({"cpu"}, set()), strict=True):
+        monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", deferred_on)
+        adamw = make_adamw(model.named_parameters(), Settings(learning_rate=1e-3), fused=True)
+        for _ in range(3):
+            adamw.zero_grad()
+            model(*batch()).backward()
+            limit = factor * clip_gradients(model.parameters(), None).item()
+            clip_gradients(model.parameters(), limit, adamw)
+            adamw.step()
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        assert (p.grad - q.grad).norm() < 1e-5 * q.grad.norm()
+        assert (p - q).norm() < 1e-5 * q.norm()
+
+
 # ---- Muon with one batch for all matrices of a shape ---------------------------------------------
 
 

@@ -176,7 +176,7 @@ def test_an_optimizer_that_cannot_skip_is_asked_at_once(monkeypatch):
     weight = torch.nn.Parameter(torch.zeros(2))
     for optimizer in (torch.optim.SGD([weight]), torch.optim.AdamW([weight], fused=False)):
         with pytest.raises(UserError, match="norm is inf at step 7"):
-            NonFiniteGuard().watch(optimizer, torch.tensor([1.0, torch.inf]), 7)
+            NonFiniteGuard().watch(optimizer, torch.tensor(1.0), torch.tensor(torch.inf), 7)
 
 
 def test_good_steps_are_the_same_steps(text_file, monkeypatch):
