@@ -161,6 +161,9 @@ class TrainLoader(Place):
     position: int = 0
     wait_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._fetches = not self.source.joins_reads  # shards may have to be fetched
+
     def __len__(self) -> int:
         steps = self.source.n_windows // (self.batch_size * self.world * self.accumulate)
         return steps * self.accumulate
@@ -182,7 +185,7 @@ class TrainLoader(Place):
         Raises:
             OutageError: A shard did not come within data.patience.
         """
-        if not self.source.joins_reads:  # the shards may have to be fetched
+        if self._fetches:
             (epoch, position), rows = self._next_place(), self.batch_size * self.world
             began, count = time.perf_counter(), self.accumulate * rows
             self.source.read(epoch, position * rows, count, self.rank, self.world)

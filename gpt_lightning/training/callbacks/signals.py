@@ -116,15 +116,15 @@ class StopSignals(steps.StepCallback):
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
-        several, device = trainer.world_size > 1, trainer.strategy.root_device
+        device = trainer.strategy.root_device if trainer.world_size > 1 else None
+        began = record_event(device) if device else 0.0
         if steps.at_step_boundary(trainer):
-            began = record_event(device)
             self._fetch(getattr(trainer.train_dataloader, "loader", None))
             self._agreed = self._signal or (EXIT_AGAIN if self._outage else 0)
-            if several:
+            if device:
                 self._forwards.append((began, record_event(device)))
                 self._vote(trainer)
-        if several:
+        if device:
             self._begin = record_event(device)
 
     def _fetch(self, loader: Any) -> None:
