@@ -22,6 +22,7 @@ from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, 
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, check_tokens, count_flops, missing_network
+from gpt_lightning.model.transforms import install_float8
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -119,7 +120,9 @@ class GPTModule(EvaluatedModule):
         if trainer and fitting:
             if not is_overridden("configure_optimizers", self, GPTModule):
                 build.check_decay(self.settings, trainer.max_steps)
-            build.check_device(self.config, trainer, self._device_type, self.compiles[0])
+            build.check_device(
+                self.config, self.settings, trainer, self._device_type, self.compiles[0]
+            )
             if not (self.automatic_optimization or is_overridden("training_step", self, GPTModule)):
                 raise UserError("automatic_optimization is False: write a training_step, too")
         if not hasattr(self, "model"):
@@ -133,6 +136,8 @@ class GPTModule(EvaluatedModule):
             build.check_network(self.network, self.model, self.config, self.settings, trainer)
         if trainer.precision == "64-true":
             self.model.double()  # callbacks may call this before Lightning restores weights
+        if fitting and self.settings.float8:
+            install_float8(self.model.transformer.h)
         sharded = steps.is_sharded(trainer)
         if self.compiles[0] and not is_compiled(self.model):
             scope = "block" if sharded else self.settings.compile_scope

@@ -20,6 +20,7 @@ TINY = [
     "--data.batch_size=2",
     "--trainer.accumulate_grad_batches=2",
     "--trainer.val_check_interval=2",
+    "--model.config.attention=auto",  # cuDNN is not there
     "--model.config.n_layer=1",
     "--model.config.n_head=1",
     "--model.config.n_embd=16",
@@ -212,7 +213,7 @@ def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
         for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
             assert config[key] == getattr(published, key), (size, key)
         assert config.vocab_size == 50304
-        assert (config.attention, parsed.model.matmul_precision) == ("sdpa", "high")
+        assert (config.attention, parsed.model.matmul_precision) == ("cudnn", "high")
         assert (parsed.model.compile, parsed.model.fused) == ("auto", "auto")
         assert parsed.trainer.precision == "bf16-mixed"
         accumulate = parsed.trainer.accumulate_grad_batches

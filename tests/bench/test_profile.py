@@ -117,6 +117,7 @@ def test_the_step_of_fit_is_profiled_by_part(tmp_path):
     options = [f"--model.config.{key}={value}" for key, value in sizes.items()]
     options += ["--data.batch_size=2", "--trainer.accumulate_grad_batches=2"]
     options += ["--model.compile=false", "--trainer.val_check_interval=2"]
+    options += ["--model.config.attention=auto"]
     row = {"device": "cpu", "size": "124m", "steps": 1, "warmup": 1}
     found = call(profile.measure_fit, row | {"fit_options": options, "folder": str(tmp_path)})
     parts = {part["part"]: part for part in found["parts"]}

@@ -238,24 +238,27 @@ def test_a_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
 def test_the_settings_hold_for_a_graph_of_ours_alone(monkeypatch):
     """Also for its backward graph, which PyTorch would compile later."""
     from torch._functorch import config
-    from torch._inductor.config import cpp
+    from torch._inductor.config import cpp, triton
 
     names = [*compilation.RECOMPUTE_IN_BACKWARD, "force_non_lazy_backward_lowering"]
     seen = []
 
     def inductor(graph, inputs):
-        seen.append(([getattr(config, name) for name in names], cpp.vec_isa_ok))
+        found = [getattr(config, name) for name in names]
+        seen.append((found, cpp.vec_isa_ok, triton.mix_order_reduction))
         return graph.forward
 
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: inductor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     torch.compiler.reset()
     before = [getattr(config, name) for name in names]
-    for device in ("cpu", "cuda"):
+    for device, version in (("cpu", "2.13.0"), ("cuda", "2.11.0"), ("cuda", "2.10.1")):
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
         backend = compilation.compiler_of.__wrapped__(device)
         torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(3))
         torch.compiler.reset()
-    assert seen == [([False] * 3 + [True], True), ([*before[:3], True], True)]
+    cuda = [*before[:3], True]  # torch 2.10's gradients are wrong with the last one
+    assert seen == [([False] * 3 + [True], True, True), (cuda, True, True), (cuda, True, False)]
     assert [getattr(config, name) for name in names] == before
     assert cpp.vec_isa_ok is None
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.model.attention import ATTENTION, NoKernelError, find_kernel, naive_is_faster
 from gpt_lightning.model.fast.compiled_code import kept_code, trusted_instructions
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
@@ -174,7 +175,10 @@ RECOMPUTE_IN_BACKWARD = {
 # A CPU's residual stream is written after each addition, in place of the sum of all branches before
 # it in every layer: the layers' loops are then equal, and are compiled once (31 -> 23 in the small
 # preset).
-WRITE_SUMS = {"realize_reads_threshold": 2}
+WRITE_SUMS: Fields = {"realize_reads_threshold": 2}
+# torch 2.10 sums gradients of layer norms wrongly on CUDA, where two orders share a loop (pytorch
+# #190796, mended in 2.11).
+ONE_ORDER: Fields = {"triton.mix_order_reduction": False}
 
 
 @functools.cache
@@ -189,6 +193,8 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
 
         inductor = torch._dynamo.lookup_backend("inductor")
         recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
+        if device == "cuda" and torch.__version__ < "2.11":
+            sums = ONE_ORDER
         # the backward graph at once, while the settings hold
         settings = recompute | {"force_non_lazy_backward_lowering": True}
         for name in settings:
