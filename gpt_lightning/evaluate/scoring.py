@@ -177,10 +177,10 @@ class Scorer:
             idx[row, :end] = window[:-1]
             targets[row, end - n : end] = window[-n:]
         device, V = next(self.model.parameters()).device, self.tokenizer.vocab_size
-        idx, targets = idx.to(device), targets.to(device)
-        scored, found = targets != IGNORE_INDEX, []
+        scored = (targets.flatten() != IGNORE_INDEX).nonzero()[:, 0]  # found without the device
+        y, found = targets.flatten()[scored].to(device), []
         with torch.autocast(device.type, self.dtype, enabled=self.dtype is not None):
-            x, y = self._body(idx)[scored], targets[scored]  # (N, C), or (N, V) of others; (N,)
+            x = self._body(idx.to(device)).flatten(0, 1)[scored.to(device)]  # (N, C or V)
             if self._ours:
                 x, weight = pad_columns(x, cast(GPT, self.model).lm_head.weight[:V])
             for part in chunks(len(x), CHUNK_TOKENS):

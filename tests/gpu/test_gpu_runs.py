@@ -102,10 +102,11 @@ class Waits(L.Callback):
         torch.cuda.set_sync_debug_mode("default")
 
     def show(self, message, category, filename, line, *args) -> None:
-        if "synchroniz" in str(message):
+        if "called a synchronizing" in str(message):  # not in the note that this may not see all
             self.seen[f"{Path(filename).name}:{line}"] += 1
 
 
+@pytest.mark.null_gpu
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_no_step_waits_for_the_device(optimizer, precision, cuda, text_file, monkeypatch):
