@@ -169,9 +169,8 @@ def devices() -> Iterator[Line]:
         peak, line = peaks.resolve_peak("auto", place, dtype)
         line = line if peak else peaks.resolve_peak("measure", place, dtype)[1]
         yield "ok", str(place), f"precision auto is {auto}, {why}; {line}"
-        kind = "rocm" if place.type == "cuda" and torch.version.hip else place.type
-        if kind in TABLE["never_run"]:
-            yield "note", str(place), TABLE["never_run"][kind]
+        if line := TABLE["never_run"].get(place.type):
+            yield "note", str(place), line
 
 
 def tried(place: torch.device, name: str, exact: list[torch.Tensor], needed: bool) -> Line:

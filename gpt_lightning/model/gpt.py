@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():
-                from gpt_lightning.model.recomputation import recomputed  # not for most models
+                from gpt_lightning.model.transforms import recomputed  # not for most models
 
                 x = recomputed(block, x, self.checkpointing == "products", self.drop.p > 0)
             else:

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import io
 import os
-import re
 import socket
 import tempfile
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from gpt_lightning.remote.attempts import (
 PART_BYTES = 2**18  # size of a part: a connection may end after little more
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
-TEMPORARY = re.compile(r"\..+\.tmp\..+\.\d+")  # name of an upload that was interrupted
 # facts that change with a file; no store has all of them
 TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 Last-Modified"
 
@@ -277,7 +275,7 @@ class RemoteFile(io.RawIOBase):
 def upload(content: Path | bytes, url: str, sha256: str | None = None) -> None:
     """Upload a file or bytes, read them back, and compare.
 
-    They are uploaded under a temporary name, which TEMPORARY matches, and renamed; in an object
+    They are uploaded under a temporary name, .NAME.tmp.HOST.PID, and renamed; in an object
     store they have their own name at once.
 
     Args:

@@ -13,7 +13,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model.attention import NoKernelError
-from gpt_lightning.model.fast.compilation import attention_kernel, check_cuda_graphs
+from gpt_lightning.model.fast.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, has_our_forward
 from gpt_lightning.runs.settings import Settings
@@ -58,9 +58,7 @@ def check_decay(settings: Settings, max_steps: int) -> None:
             )
 
 
-def check_device(
-    config: GPTConfig, settings: Settings, trainer: Trainer, device: str, compiled: bool
-) -> None:
+def check_device(config: GPTConfig, settings: Settings, trainer: Trainer, device: str) -> None:
     """Check that the strategy, the device (cpu, cuda or mps) and the precision can train a GPT."""
     strategy = trainer.strategy
     if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
@@ -75,8 +73,6 @@ def check_device(
             f"model.config.residual bfloat16 has no meaning in {trainer.precision}: set "
             "trainer.precision to bf16-mixed, or model.config.residual to float32"
         )
-    if compiled and trainer.accumulate_grad_batches > 1:
-        check_cuda_graphs()
     if settings.float8:
         new = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
         if not new or trainer.precision != "bf16-mixed" or settings.lora_rank is not None:

@@ -19,6 +19,7 @@ from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
+from gpt_lightning.model.fast import compilation
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, check_tokens, count_flops, missing_network
@@ -120,9 +121,9 @@ class GPTModule(EvaluatedModule):
         if trainer and fitting:
             if not is_overridden("configure_optimizers", self, GPTModule):
                 build.check_decay(self.settings, trainer.max_steps)
-            build.check_device(
-                self.config, self.settings, trainer, self._device_type, self.compiles[0]
-            )
+            build.check_device(self.config, self.settings, trainer, self._device_type)
+            if self.compiles[0] and trainer.accumulate_grad_batches > 1:
+                compilation.check_cuda_graphs()
             if not (self.automatic_optimization or is_overridden("training_step", self, GPTModule)):
                 raise UserError("automatic_optimization is False: write a training_step, too")
         if not hasattr(self, "model"):

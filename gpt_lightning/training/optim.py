@@ -148,8 +148,10 @@ def clip_gradients(
     if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
         norm, scales = norm.full_tensor(), False
     max_norm = max_norm or 0.0
-    if scales:  # AdamW divides by it, as for PyTorch's GradScaler
-        optimizer.grad_scale = (norm / max_norm).clamp_(min=1.0) if max_norm > 0 else None
+    if scales:
+        optimizer.grad_scale = None
+        if max_norm > 0:  # AdamW divides by it, as for PyTorch's GradScaler
+            optimizer.grad_scale = (norm / max_norm).clamp_(min=1.0)
     if scales or max_norm <= 0:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
@@ -190,7 +192,7 @@ class NonFiniteGuard:
     def __init__(self) -> None:
         self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, loss, norm
         # two tensors of the device: 0 or, from the first bad step on, NaN; and found_inf
-        self._sticky: tuple[Tensor, Tensor] | None = None
+        self._sticky: tuple[Tensor, ...] | None = None
 
     def watch(self, optimizer: Any, loss: Tensor, norm: Tensor, step: int) -> None:
         """Skip the coming update, or raise now or in `check`, if a value is not finite.
@@ -205,10 +207,11 @@ class NonFiniteGuard:
             UserError: a value is not finite, and could be read at once.
         """
         self._unread.append((step, loss, norm))
-        if not can_skip(optimizer, norm) or len(self._unread) > MOST_UNREAD:
+        skips = can_skip(optimizer, norm)
+        if not skips or len(self._unread) > MOST_UNREAD:
             self.check()
-        if can_skip(optimizer, norm):
-            zero, found = self._sticky = self._sticky or (norm.new_zeros(()), norm.new_zeros(()))
+        if skips:
+            zero, found = self._sticky = self._sticky or norm.new_zeros(2).unbind()
             zero.add_(loss + norm, alpha=0.0)
             optimizer.found_inf = torch.ne(zero, zero, out=found)  # AdamW reads it
 

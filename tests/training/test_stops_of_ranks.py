@@ -101,7 +101,8 @@ def test_ranks_agree_on_signals_and_requests():
                 callback.before_batches(trainer)
         return [(c._agreed, t.lightning_module.stop_requested) for c, t in pair]
 
-    pair[0][0].on_before_backward(*pair[0][1:], None, None)  # data without BetweenSteps
+    module = pair[0][1].lightning_module
+    pair[0][0].on_before_backward(pair[0][1], module, None)  # data without BetweenSteps
     assert vote() == [(0, False)] * 2
     assert vote(requests=(False, True)) == [(0, True)] * 2
     assert vote() == [(0, True)] * 2  # trainer.min_steps may make the request wait

@@ -175,10 +175,10 @@ RECOMPUTE_IN_BACKWARD = {
 # A CPU's residual stream is written after each addition, in place of the sum of all branches before
 # it in every layer: the layers' loops are then equal, and are compiled once (31 -> 23 in the small
 # preset).
-WRITE_SUMS: Fields = {"realize_reads_threshold": 2}
+WRITE_SUMS = {"realize_reads_threshold": 2}
 # torch 2.10 sums gradients of layer norms wrongly on CUDA, where two orders share a loop (pytorch
 # #190796, mended in 2.11).
-ONE_ORDER: Fields = {"triton.mix_order_reduction": False}
+ONE_ORDER = {"triton.mix_order_reduction": False}
 
 
 @functools.cache
@@ -192,7 +192,8 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
         from torch._inductor import config as loops
 
         inductor = torch._dynamo.lookup_backend("inductor")
-        recompute, sums = (RECOMPUTE_IN_BACKWARD, WRITE_SUMS) if device == "cpu" else ({}, {})
+        recompute: Fields = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
+        sums: Fields = WRITE_SUMS if device == "cpu" else {}
         if device == "cuda" and torch.__version__ < "2.11":
             sums = ONE_ORDER
         # the backward graph at once, while the settings hold

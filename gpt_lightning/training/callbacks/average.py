@@ -6,7 +6,6 @@ two waits a step. Lightning gives it a function of single tensors: three launche
 
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -28,16 +27,16 @@ class EMA(EMAWeightAveraging):
         super().setup(trainer, pl_module, stage)
         self._updated = 0  # last step of this session
         made = (value for value in vars(self).values() if isinstance(value, AveragedModel))
-        self._copy = next(made, None)  # Lightning has no public name for it
+        self._copy: Any = next(made, None)  # Lightning has no public name for it
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        step, copy = trainer.global_step, self._copy
+        step = trainer.global_step
         if step <= self._updated or not self.should_update(step_idx=step - 1):
             return
-        if not self._updated or copy is None or [*pl_module.buffers()]:  # the first one copies
+        if not self._updated or [*pl_module.buffers()]:  # the first one copies
             super().on_train_batch_end(trainer, pl_module, *args)
         else:
-            averages: list[torch.Tensor] = [*copy.module.parameters()]
-            pairs = zip(pl_module.parameters(), averages, strict=True)
-            self._update(averages, [weight.to(average.device) for weight, average in pairs], 0)
+            averages = [*self._copy.module.parameters()]
+            there = averages[0].device
+            self._update(averages, [weight.to(there) for weight in pl_module.parameters()], 0)
         self._updated = step

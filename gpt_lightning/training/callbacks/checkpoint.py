@@ -196,9 +196,9 @@ class RunCheckpoint(steps.StepCallback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save if the data of the next step do not come; other ranks may be in that step."""
+        """Save if the data of a validation do not come; other ranks may be in it."""
         try:
-            alone = trainer.world_size == 1 and trainer.global_step > self._saved_step >= 0
+            alone = trainer.world_size == 1 and self._saved_step >= 0
             whole = alone and not steps.unfinished_micro_batches(trainer)
             if isinstance(exception, OutageError) and whole:
                 self.finish(trainer)

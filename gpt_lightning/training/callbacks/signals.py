@@ -24,14 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.errors import (
-    CONTINUE,
-    EXIT_AGAIN,
-    OutageError,
-    UserError,
-    exit_on_signal,
-    one_line,
-)
+from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, OutageError, UserError, exit_on_signal
 from gpt_lightning.hardware.device import Timestamp, record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
@@ -117,27 +110,25 @@ class StopSignals(steps.StepCallback):
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
         device = trainer.strategy.root_device if trainer.world_size > 1 else None
-        began = record_event(device) if device else 0.0
+        self._begin = record_event(device) if device else None
         if steps.at_step_boundary(trainer):
-            self._fetch(getattr(trainer.train_dataloader, "loader", None))
+            self._fetch(trainer)
             self._agreed = self._signal or (EXIT_AGAIN if self._outage else 0)
             if device:
-                self._forwards.append((began, record_event(device)))
+                self._end_alone(device)
                 self._vote(trainer)
-        if device:
-            self._begin = record_event(device)
+                self._begin = record_event(device)
 
-    def _fetch(self, loader: Any) -> None:
+    def _fetch(self, trainer: Any) -> None:
         """Wait for the data of the coming step."""
-        self._outage = None
+        loader = getattr(trainer.train_dataloader, "loader", None)
+        self._outage, self._fetches = None, True
         try:
-            self._fetches = isinstance(loader, TrainLoader)
-            if self._fetches:
+            if isinstance(loader, TrainLoader):
                 loader.fetch_step()
         except OutageError as error:
             self._outage = error
-        finally:
-            self._fetches = False
+        self._fetches = False
 
     def _vote(self, trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
@@ -150,8 +141,11 @@ class StopSignals(steps.StepCallback):
         self._passed, self._forwards = self._forwards, []
 
     def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Tensor) -> None:
+        self._end_alone(pl_module.device)
+
+    def _end_alone(self, device: torch.device) -> None:
         if self._begin is not None:
-            self._forwards.append((self._begin, record_event(pl_module.device)))
+            self._forwards.append((self._begin, record_event(device)))
             self._begin = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
@@ -165,14 +159,13 @@ class StopSignals(steps.StepCallback):
 
     def between_batches(self, trainer: Trainer) -> None:
         """End the run if a rank has received a signal, or its data do not come."""
-        stop = self._agreed
-        if not stop or not steps.at_step_boundary(trainer):
+        if not (stop := self._agreed) or not steps.at_step_boundary(trainer):
             return
         checkpoint = steps.find_callback(trainer, RunCheckpoint)
         if checkpoint:
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
-        outages: list[Any] = [self._outage] * trainer.world_size
+        outages: Any = [self._outage] * trainer.world_size
         if stop == EXIT_AGAIN and trainer.world_size > 1:
             dist.all_gather_object(outages, self._outage)
         if not trainer.is_global_zero:
@@ -218,7 +211,7 @@ def requeue_job() -> str:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else one_line(error.stderr)
+        reason = error.strerror if isinstance(error, OSError) else " ".join(error.stderr.split())
         return f"job {job} was not requeued: scontrol: {reason}"
     return f"job {job} is requeued"
 
@@ -296,9 +289,8 @@ class Watchdog(steps.StepCallback):
                 stops = STOP_SIGNALS & {*received}  # loader workers cause other signals
                 if stops and not stop:
                     stop, since = max(stops), time.monotonic()
-                    launcher = trainer.strategy.launcher
-                    if isinstance(launcher, RankLauncher):  # this rank may wait for another's data
-                        launcher.kill(stop)
+                    if launcher := trainer.strategy.launcher:
+                        launcher.kill(stop)  # this rank may wait for another's data
             now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
             if stop and self._in_batch and now - max(since, self._beat_s) > grace_s:
                 reason = f"no batch has ended for {grace_s:.0f} s (watchdog.grace_s)"
