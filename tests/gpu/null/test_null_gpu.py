@@ -18,6 +18,7 @@ CASES = yaml.safe_load((HERE / "launches.yaml").read_text())
 COMMANDS = yaml.safe_load((HERE / "commands.yaml").read_text())
 # beginnings of the counters of what the device is given to do
 LAUNCH = ("k:", "triton:", "gemm", "sgemm", "bgemm", "sbgemm", "memset", "memcpy d2d", "graph:la")
+PARTS = {1: 2, 2: 6, 3: 1, 4: 2, 5: 4}  # of the hour's commands
 BASE = f"--config {HERE / 'base.yaml'}"
 SHAPES = (2, 12, 768, 256, 8), (4, 16, 1024, 256, 8), (12, 12, 768, 1024, 64)  # the last is 124M
 
@@ -101,6 +102,28 @@ def test_a_command_runs_to_its_end(command):
     # doctor compares numbers, of which the device has none
     assert done.returncode == (command == "doctor"), done.stderr[-3000:]
     assert COMMANDS[command] in done.stdout
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(1, 6))
+def test_the_hour_starts_all_of_its_parts(number, folder):
+    """A dry run of benchmarks/gpu_hour.sh: parts are cut short, and numbers are wrong."""
+    root, out = HERE.parents[2], folder / f"hour-{number}"
+    minor = {"PYTHON_VERSION": f"3.{sys.version_info.minor}", "PYTHON": sys.executable}
+    script = ["bash", str(root / "benchmarks/gpu_hour.sh")]
+    if not (root / ".hour/wheels").exists():
+        subprocess.run([*script, "carry"], env=os.environ | minor, check=True)
+    small = "--model.config.n_layer 1 --model.config.attention flash --data.batch_size 2"
+    limits = {"LIMIT": "45", "EXTRA": small, "OUT": str(out)}
+    done = subprocess.run(
+        [*script, str(number)], env=os.environ | minor | limits, capture_output=True, text=True
+    )
+    log = (out / f"{number}.log").read_text()
+    wanted = PARTS[number]
+    assert len(re.findall(r"^== .*, at most", log, re.MULTILINE)) == wanted, log[-3000:]
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    assert not re.findall(r"^error: (?:unknown|--|trainer|data|model).*", log, re.MULTILINE)
+    assert (out / "rows.tgz").exists()
 
 
 def test_the_gpu_is_the_null_one():
