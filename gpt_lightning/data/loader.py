@@ -187,8 +187,8 @@ class TrainLoader(Place):
         """
         if self._fetches:
             (epoch, position), rows = self._next_place(), self.batch_size * self.world
-            began, count = time.perf_counter(), self.accumulate * rows
-            self.source.read(epoch, position * rows, count, self.rank, self.world)
+            n, began = min(self.accumulate, self.epoch_batches - position), time.perf_counter()
+            self.source.read(epoch, position * rows, n * rows, self.rank, self.world)
             self.wait_s += time.perf_counter() - began
 
     def __iter__(self) -> Iterator[Batch]:

@@ -75,7 +75,7 @@ def check_device(config: GPTConfig, settings: Settings, trainer: Trainer, device
         )
     if settings.float8:
         new = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
-        if not new or trainer.precision != "bf16-mixed" or settings.lora_rank is not None:
+        if not new or trainer.precision != "bf16-mixed" or settings.lora_rank:
             raise UserError(
                 "model.float8 needs an H100 or a newer GPU, bf16-mixed and no model.lora_rank: set "
                 "--model.float8 false"

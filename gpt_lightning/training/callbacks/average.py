@@ -21,7 +21,7 @@ class EMA(EMAWeightAveraging):
 
     def __init__(self, decay: float = 0.999, **kwargs: Any):
         super().__init__(decay=decay, **kwargs)
-        self._update: Any = get_ema_multi_avg_fn(decay)
+        self._update = get_ema_multi_avg_fn(decay)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -64,7 +64,7 @@ class StopSignals(steps.StepCallback):
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._fetches = False  # True while the data of a step are waited for
-        self._outage: OutageError | None = None
+        self._outage: Any = None  # OutageError of this rank
         self._agreed = 0  # signal that any rank has received, or EXIT_AGAIN in an outage
         self._begin: Timestamp | None = None  # this rank works alone since then
         self._forwards: list[Interval] = []  # alone, in the micro-batches since the last vote
@@ -102,6 +102,7 @@ class StopSignals(steps.StepCallback):
         elif now - self._interrupted >= TWICE_S:
             raise KeyboardInterrupt  # the second Ctrl-C does not wait
         if self._fetches:
+            self._fetches = False  # raised once
             raise OutageError(f"{signal.Signals(number).name} while a shard was waited for")
 
     def before_batches(self, trainer: Trainer) -> None:
@@ -121,14 +122,14 @@ class StopSignals(steps.StepCallback):
 
     def _fetch(self, trainer: Any) -> None:
         """Wait for the data of the coming step."""
-        loader = getattr(trainer.train_dataloader, "loader", None)
-        self._outage, self._fetches = None, True
-        try:
+        loader, self._outage = getattr(trainer.train_dataloader, "loader", None), None
+        try:  # a signal may raise in each line
             if isinstance(loader, TrainLoader):
+                self._fetches = True
                 loader.fetch_step()
+                self._fetches = False
         except OutageError as error:
-            self._outage = error
-        self._fetches = False
+            self._fetches, self._outage = False, error
 
     def _vote(self, trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
