@@ -109,7 +109,8 @@ $(NULL)/env.sh: $(wildcard tests/gpu/null/*.c tests/gpu/null/build.sh tests/gpu/
 	PYTHON=$(PYTHON) bash tests/gpu/null/build.sh $(NULL)
 
 test-null-gpu: $(NULL)/env.sh ## Run every CUDA path on a GPU that does not compute (5 GB, 20 minutes)
-	. $(NULL)/env.sh && $${NULLGPU}python -m pytest tests/gpu -m null_gpu
+	. $(NULL)/env.sh && $${NULLGPU}python -m pytest tests/gpu -m null_gpu \
+	  -o faulthandler_timeout=900
 
 bench-gpu: $(DEV) ## Measure the four GPT-2 sizes on this GPU (about an hour)
 	$(BIN)/gpt-lightning bench gpu
