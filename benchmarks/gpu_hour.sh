@@ -92,8 +92,8 @@ case $1 in
   5) # nanoGPT's baby GPT to its end in float32 with three seeds, and the published rungs
     for seed in 1 2 3; do
       run 105 fit --config shakespeare_char --config gpu/shakespeare_char --seed_everything $seed \
-        --trainer.precision 32-true --model.config.attention auto --run_name hour-seed-$seed \
-        ${EXTRA:-}
+        --run_name hour-seed-$seed ${EXTRA:-} --trainer.precision 32-true \
+        --model.config.attention auto
     done
     run 200 reproduce precision-ladder --rungs gpu-fp32,gpu-tf32,gpu-bf16,gpu-bf16-compile
     ;;
