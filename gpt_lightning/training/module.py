@@ -23,7 +23,6 @@ from gpt_lightning.model.fast import compilation
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, check_tokens, count_flops, missing_network
-from gpt_lightning.model.transforms import install_float8
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -138,6 +137,8 @@ class GPTModule(EvaluatedModule):
         if trainer.precision == "64-true":
             self.model.double()  # callbacks may call this before Lightning restores weights
         if fitting and self.settings.float8:
+            from gpt_lightning.model.transforms import install_float8  # few runs have it
+
             install_float8(self.model.transformer.h)
         sharded = steps.is_sharded(trainer)
         if self.compiles[0] and not is_compiled(self.model):
