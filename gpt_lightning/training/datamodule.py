@@ -26,10 +26,11 @@ DEFAULT_SEED = 1337
 
 
 class TokenDataModule(LightningDataModule):
-    """Batches of token windows: (B, T) inputs and the (B, T) tokens that follow them.
+    """Batches of token windows, (B, T).
 
-    A corpus and a text file are prepared on first use. Without a Trainer, prepare_data() and
-    setup("fit") make the loaders of one process, to look at batches.
+    A batch is the inputs, (B, T), and the tokens that follow them, (B, T). A corpus and a text file
+    are prepared on first use. Without a Trainer, prepare_data() and setup("fit") make the loaders
+    of one process, to look at batches.
 
     Args:
         settings: Data arguments, the fields of gpt_lightning.data.settings.DataSettings.
