@@ -145,6 +145,7 @@ def clip_gradients(
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     scales = isinstance(optimizer, AdamW) and can_skip(optimizer, norm)
+    scales = scales and norm.dtype == torch.float32  # the dtype that AdamW's kernel reads
     if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
         norm, scales = norm.full_tensor(), False
     max_norm = max_norm or 0.0
@@ -211,7 +212,7 @@ class NonFiniteGuard:
         if not skips or len(self._unread) > MOST_UNREAD:
             self.check()
         if skips:
-            zero, found = self._sticky = self._sticky or norm.new_zeros(2).unbind()
+            zero, found = self._sticky = self._sticky or norm.float().new_zeros(2).unbind()
             zero.add_(loss + norm, alpha=0.0)
             optimizer.found_inf = torch.ne(zero, zero, out=found)  # AdamW reads it
 
