@@ -357,11 +357,13 @@ static int x_create(unsigned long long *h, size_t n, void *pr, unsigned long lon
   handle_bytes[k] = n;
   k++;
   created += n;
+  ng_count("rt:cuMemCreate");
   return 0;
 }
 static int x_release(unsigned long long h) {
   created -= handle_bytes[h];
   handle_bytes[h] = 0;
+  ng_count("rt:cuMemRelease");
   return 0;
 }
 static int x_gran(size_t *g, void *p, int o) {
