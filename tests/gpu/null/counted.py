@@ -53,6 +53,9 @@ class Counted(L.Callback):
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         whole = not trainer.lightning_module.micro_batches
+        if trainer.global_step == STEPS[0]:  # before the counted ones
+            for callback in trainer.checkpoint_callbacks:
+                callback._saver.wait()  # its thread copies once, to have the memory, from step 1 on
         self._until_now(trainer.global_step - whole, "update" if whole else "micro")
 
 
