@@ -177,7 +177,7 @@ class Scorer:
             idx[row, :end] = window[:-1]
             targets[row, end - n : end] = window[-n:]
         device, V = next(self.model.parameters()).device, self.tokenizer.vocab_size
-        scored = (targets.flatten() != IGNORE_INDEX).nonzero()[:, 0]  # found without the device
+        scored = (targets.flatten() != IGNORE_INDEX).nonzero().flatten()  # found without the device
         y, found = targets.flatten()[scored].to(device), []
         with torch.autocast(device.type, self.dtype, enabled=self.dtype is not None):
             x = self._body(idx.to(device)).flatten(0, 1)[scored.to(device)]  # (N, C or V)

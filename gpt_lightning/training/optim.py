@@ -145,7 +145,7 @@ def clip_gradients(
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     scales = isinstance(optimizer, AdamW) and can_skip(optimizer, norm)
-    scales = scales and norm.dtype == torch.float32  # the dtype that AdamW's kernel reads
+    scales &= norm.dtype == torch.float32  # the dtype that AdamW's kernel reads
     if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
         norm, scales = norm.full_tensor(), False
     max_norm = max_norm or 0.0
@@ -193,7 +193,7 @@ class NonFiniteGuard:
     def __init__(self) -> None:
         self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, loss, norm
         # two tensors of the device: 0 or, from the first bad step on, NaN; and found_inf
-        self._sticky: tuple[Tensor, ...] | None = None
+        self._sticky: Any = None
 
     def watch(self, optimizer: Any, loss: Tensor, norm: Tensor, step: int) -> None:
         """Skip the coming update, or raise now or in `check`, if a value is not finite.

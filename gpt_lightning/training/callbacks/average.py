@@ -37,6 +37,5 @@ class EMA(EMAWeightAveraging):
             super().on_train_batch_end(trainer, pl_module, *args)
         else:
             averages = [*self._copy.module.parameters()]
-            there = averages[0].device
-            self._update(averages, [weight.to(there) for weight in pl_module.parameters()], 0)
+            self._update(averages, [w.to(averages[0].device) for w in pl_module.parameters()], 0)
         self._updated = step

@@ -166,7 +166,7 @@ class StopSignals(steps.StepCallback):
         if checkpoint:
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
-        outages: Any = [self._outage] * trainer.world_size
+        outages = [self._outage] * trainer.world_size
         if stop == EXIT_AGAIN and trainer.world_size > 1:
             dist.all_gather_object(outages, self._outage)
         if not trainer.is_global_zero:
