@@ -6,7 +6,14 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import clip_gradients, learning_rate, make_adamw, mix, place_steps
+from gpt_lightning.training.optim import (
+    NonFiniteGuard,
+    clip_gradients,
+    learning_rate,
+    make_adamw,
+    mix,
+    place_steps,
+)
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize
 
 NANOGPT = {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup_steps": 100}
@@ -146,6 +153,20 @@ def test_a_fused_update_scales_gradients_as_clipping_does(factor, monkeypatch):
     for p, q in zip(*(model.parameters() for model in models), strict=True):
         assert (p.grad - q.grad).norm() < 1e-5 * q.grad.norm()
         assert (p - q).norm() < 1e-3 * q.norm()  # tiny gradients are divided by tiny ones
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_fused_update_is_given_float32_alone(dtype, monkeypatch):
+    """Its kernel on CUDA reads the scale and the flag in float32, whatever the gradients are in."""
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
+    weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+    weight.grad = torch.ones_like(weight)
+    adamw = torch.optim.AdamW([weight], fused=True)
+    norm = clip_gradients([weight], 1.0, adamw)
+    NonFiniteGuard().watch(adamw, norm, norm, 1)
+    assert getattr(adamw, "grad_scale", None) is None
+    assert weight.grad.norm().item() == pytest.approx(1.0, rel=1e-2)
+    assert adamw.found_inf.dtype == torch.float32
 
 
 # ---- Muon with one batch for all matrices of a shape ---------------------------------------------
