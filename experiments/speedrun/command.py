@@ -15,13 +15,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from experiments.speedrun.tracks import RULES, TRACKS, Result, SeedRow, Track
+from experiments.speedrun.tracks import NANOGPT, RECORDS, RULES, TRACKS, Result, SeedRow, Track
+from gpt_lightning.data.texts import corpus_file
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import numbered_folder
+from gpt_lightning.files import numbered_folder, write_atomic
 from gpt_lightning.parsing import OneLineParser, resolve_configs
+from gpt_lightning.prepare.settings import split_borders
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
 from gpt_lightning.tables.ledger import Ledger
@@ -30,8 +33,8 @@ from gpt_lightning.tables.rows import Console
 PROGRAM = "python -m experiments.speedrun"
 ROOT = Path("lightning_logs") / "speedrun"
 NANOGPT_STEPS = 20
-RECORDS = Path("experiments") / "speedrun" / "records"
 PAUSE = "validation"  # the phase that is left out of the time
+CPU_CONTEXT = "nullcontext() if device_type == 'cpu' else "  # text of nanoGPT's train.py
 UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evaluation, of one batch
 
 
@@ -41,10 +44,12 @@ def make_parser() -> OneLineParser:
     parser = OneLineParser(prog=PROGRAM, description=about)
     parser.add_argument("--track", choices=[*TRACKS], required=True, help="Aim of the runs.")
     parser.add_argument("--device", default="cpu", help="cpu, mps, cuda or auto.")
-    about = "Configuration, by path or name, instead of the track's own."
+    about = "Configuration, by path or name, instead of the track's own: a trial."
     parser.add_argument("--config", type=str | None, help=about)
-    about = "Seeds, separated by commas. A record has 5, or 3 if it takes more than 5 minutes."
-    parser.add_argument("--seeds", default="1,2,3,4,5", help=about)
+    about = "Seeds, separated by commas. A record has 101 to 105 or more, at most to 110."
+    parser.add_argument("--seeds", default="101,102,103,104,105", help=about)
+    about = "Train on nine tenths of the training text, and validate on its last tenth: a trial."
+    parser.add_argument("--third_split", action="store_true", help=about)
     about = f"Folder of nanoGPT with its data, to measure {NANOGPT_STEPS} of its steps in turn."
     parser.add_argument("--nanogpt", type=str | None, help=about)
     about = "Folder of an interrupted call, in lightning_logs/speedrun: its finished seeds count."
@@ -67,7 +72,7 @@ def run(argv: list[str]) -> int:
     """
     args = make_parser().parse_args(argv)
     if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
-        raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 1,2,3,4,5")
+        raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 101,102,103")
     seeds = list(dict.fromkeys(map(int, args.seeds.split(","))))
     nanogpt = None if args.nanogpt is None else Path(args.nanogpt)
     if nanogpt is not None:
@@ -83,20 +88,23 @@ def run(argv: list[str]) -> int:
     resolve_configs(config := [f"--config={file}"])  # raises early
     root = numbered_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
     rows = [] if args.resume is None else read_rows(root)
-    times = nanogpt_steps_s(nanogpt, track, device)
+    config += third_split(root) if args.third_split else []
+    times = [nanogpt_steps_s(nanogpt, track, device)]
     for seed in seeds:
         if seed in {row.seed for row in rows}:
             continue
         folder = root / f"seed_{seed}"
-        rows.append(run_seed(config[0], seed, device, folder))
+        rows.append(run_seed(config, seed, device, folder))
         Ledger(root).append({"seed": seed}, dataclasses.asdict(rows[-1]))
         console = Console(SeedRow, rows=rows[-1:])
         print(f"\n{console.header()}\n{console.line(rows[-1])}\n", flush=True)
-    times += nanogpt_steps_s(nanogpt, track, device)
+    times.append(nanogpt_steps_s(nanogpt, track, device))
     runs = [find_run(root / f"seed_{row.seed}") for row in rows]
     breaches = [text for run, row in zip(runs, rows, strict=True) for text in problems(run, row)]
-    breaches += differences(runs) + shortfalls(track, rows, bool(times))
-    step_s = statistics.median(times) if times else None
+    breaches += differences(runs)
+    if args.config is not None:
+        breaches.append(f"the configuration is {args.config}, not the track's")
+    step_s = {way: statistics.median(times[0][way] + times[1][way]) for way in times[0]}
     result = Result(track, device, rows, step_s, list(dict.fromkeys(breaches)))
     write(result, args.change, Path(args.out), root, shlex.join([*PROGRAM.split(), *argv]))
     return int(result.figures()["loss"] > track.target)
@@ -105,14 +113,24 @@ def run(argv: list[str]) -> int:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
+def third_split(root: Path) -> list[str]:
+    """Write the training text to a folder, and return the arguments of `fit` that split it."""
+    corpus, val_fraction = (RULES["settings"][f"data.{x}"] for x in ("corpus", "val_fraction"))
+    text = corpus_file(corpus, Path("data")).read_text("utf-8")
+    begin, end = split_borders(len(text), val_fraction, 0.0)["train"]
+    path = root / "training_text.txt"
+    write_atomic(path, text[begin:end].encode())
+    return ["--data.corpus=null", f"--data.text_file={path}"]
+
+
+def run_seed(config: list[str], seed: int, accelerator: str, folder: Path) -> SeedRow:
     """Train with a seed in a process of its own, and return its figures.
 
     Inductor's cache is empty at first, and so is the temporary folder, where it keeps precompiled
     headers, so that the time includes the whole compilation.
 
     Args:
-        config: Option --config.
+        config: Option --config, and further arguments.
         seed: Seed of the run.
         accelerator: Accelerator of the Trainer.
         folder: Folder for the run's `lightning_logs`.
@@ -121,7 +139,7 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
         UserError: The run failed.
     """
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted call
-    arguments = [config, f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
+    arguments = [*config, f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
     arguments += [f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={folder}"]
     command = [sys.executable, "-m", "gpt_lightning", "fit", *arguments, "--resume=never"]
     began = time.monotonic()
@@ -166,7 +184,7 @@ def read_run(seed: int, run: Path, process_s: float) -> SeedRow:
     start_s = seconds["start-up"]
     # validations are left out of the time, as on nanoGPT's side
     losses = [
-        (start_s + at - sum(s for name, b, s in curves["phases"] if is_pause(name, b, at)), loss)
+        (start_s + at - sum(s for name, b, s in curves["phases"] if name == PAUSE and b < at), loss)
         for _, _, at, loss in curves["val"]
     ]
     step, tokens, _, loss = curves["val"][-1]
@@ -180,12 +198,8 @@ def read_run(seed: int, run: Path, process_s: float) -> SeedRow:
         tokens=tokens,
         parameters=n_parameters(run),
         curve=losses,
+        precision=read_settings(run).get("trainer.precision"),
     )
-
-
-def is_pause(name: str, begin: float, at: float) -> bool:
-    """Return whether a phase is a validation that has begun before a moment."""
-    return name == PAUSE and begin < at
 
 
 def n_parameters(run: Path) -> int:
@@ -237,57 +251,47 @@ def differences(runs: Sequence[Path]) -> list[str]:
     return [f"{key} is not the same for all seeds" for key in sorted(keys)]
 
 
-def shortfalls(track: Track, rows: Sequence[SeedRow], nanogpt: bool) -> list[str]:
-    """Return the rules that all seeds together do not keep.
-
-    Args:
-        track: The track.
-        rows: Runs by seed.
-        nanogpt: True if nanoGPT was measured beside them.
-    """
-    loss = statistics.mean(row.loss for row in rows)
-    short = statistics.mean(row.time_s for row in rows) < RULES["short_s"]
-    needed = RULES["seeds" if short else "seeds_long"]
-    found = [] if nanogpt else ["nanoGPT was not measured: give --nanogpt DIR"]
-    if len(rows) < needed:
-        found.append(f"{len(rows)} seeds; a record has {needed}: give --seeds")
-    if loss > track.target:
-        found.append(f"the mean loss is {loss:.4f}; the target is {track.target}")
-    return found
-
-
 # ---- nanoGPT -------------------------------------------------------------------------------------
 
 
 def check_nanogpt(folder: Path) -> None:
     """Raise a UserError unless the folder has nanoGPT's program and its prepared data."""
-    if not (folder / "train.py").is_file():
+    program = folder / "train.py"
+    if not program.is_file() or CPU_CONTEXT not in program.read_text("utf-8"):
         raise UserError(
-            f"--nanogpt {folder} has no train.py: git clone https://github.com/karpathy/nanoGPT"
+            f"--nanogpt {folder} has no train.py, or one without `{CPU_CONTEXT}`: "
+            "git clone https://github.com/karpathy/nanoGPT"
         )
     data = folder / "data/shakespeare_char"
     if not (data / "train.bin").is_file():
         raise UserError(f"{data} has no train.bin: python {data / 'prepare.py'}")
 
 
-def nanogpt_steps_s(folder: Path | None, track: Track, device: str) -> list[float]:
-    """Return the seconds of nanoGPT's steps, without the first two; none without its folder.
+def nanogpt_steps_s(folder: Path | None, track: Track, device: str) -> dict[str, list[float]]:
+    """Return the seconds of nanoGPT's steps by way, without the first two; none without its folder.
 
-    On a GPU its program compiles, as it does by default; on other devices it does not.
+    Its program has no autocast on a CPU: bfloat16 is for a copy of which one line is changed.
 
     Raises:
         UserError: The program failed.
     """
+    found: dict[str, list[float]] = {}
     if folder is None:
-        return []
-    with tempfile.TemporaryDirectory() as out:
-        words = ["train.py", *track.nanogpt.split(), *UNSEEN.split(), f"--out_dir={out}"]
-        words += [f"--device={device}", f"--compile={device == 'cuda'}"]
-        words += [f"--max_iters={NANOGPT_STEPS}"]
-        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"nanoGPT failed: {' '.join(done.stderr.split())[-500:]}")
-    found = re.findall(r"^iter \d+: .* time ([\d.]+)ms", done.stdout, re.MULTILINE)
-    times = [float(ms) / 1e3 for ms in found][2:]
-    print(f"nanoGPT     median step {statistics.median(times) * 1e3:,.1f} ms", flush=True)
-    return times
+        return found
+    for way, options in NANOGPT[device].items():
+        program = (folder / "train.py").read_text("utf-8")
+        if "bfloat16" in options:
+            program = program.replace(CPU_CONTEXT, "")
+        with tempfile.TemporaryDirectory() as out:
+            Path(out, "train.py").write_text(program)
+            words = [f"{out}/train.py", *track.nanogpt.split(), *UNSEEN.split(), *options.split()]
+            words += [f"--device={device}", f"--out_dir={out}", f"--max_iters={NANOGPT_STEPS}"]
+            how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": str(folder.resolve())}}
+            how |= {"cwd": folder, "capture_output": True, "text": True}
+            done = subprocess.run([sys.executable, *words], **how)
+        if done.returncode:
+            raise UserError(f"nanoGPT failed: {' '.join(done.stderr.split())[-500:]}")
+        times = re.findall(r"^iter \d+: .* time ([\d.]+)ms", done.stdout, re.MULTILINE)
+        found[way] = [float(ms) / 1e3 for ms in times][2:]
+        print(f"nanoGPT     median step {statistics.median(found[way]):,.4f} s, {way}", flush=True)
+    return found

@@ -12,7 +12,6 @@ many run side by side as there are cores: losses are measured, not times.
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
@@ -35,7 +34,7 @@ from gpt_lightning.tables.ledger import Ledger, identity
 from gpt_lightning.tables.options import at_least, listed, one_of
 from gpt_lightning.tables.rows import Row
 from gpt_lightning.tables.worker import isolated
-from gpt_lightning.training.optimizers.muon import orthogonalize, stacked_step
+from gpt_lightning.training.optimizers.muon import orthogonalize
 
 ABOUT = "Measure the levers of the Shakespeare speedrun one at a time, and write their page."
 PAGE = Path(__file__).parent / "records" / "levers.md"
@@ -469,25 +468,6 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def muon_ms(stacked: bool) -> float:
-    """Return the time of Muon's step for the matrices of 6 layers of 256, a median of 20 steps."""
-    torch.manual_seed(0)
-    shapes = [(768, 256), (256, 256), (1024, 256), (256, 1024)] * 6
-    matrices = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    for matrix in matrices:
-        matrix.grad = torch.randn_like(matrix)
-    muon, times = torch.optim.Muon(matrices), []
-    for _ in range(21):
-        began = time.perf_counter()
-        if stacked:
-            with torch.no_grad():
-                stacked_step(muon, None)
-        else:
-            muon.step()
-        times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times[1:])
-
-
 def write(known: dict[tuple[str, int], float], seeds: list[int], tokens: int) -> None:
     """Write the page of all losses that are known."""
     lines = [
@@ -506,9 +486,6 @@ def write(known: dict[tuple[str, int], float], seeds: list[int], tokens: int) ->
         kept = "" if name == "base" else "yes" if run.kept else run.records
         loss = statistics.mean(loss for loss in losses if loss is not None)
         lines.append(f"| {run.what} | {loss:.4f} | {mean} | {each} | {kept} |")
-    # the same update for all matrices of a shape at once: a lever of time alone
-    pairs = [(muon_ms(False), muon_ms(True)) for _ in range(3)]
-    single, stacked = (f"{statistics.median(times):.1f}" for times in zip(*pairs, strict=True))
     machine = machine_record([])
     facts = ". ".join(machine[key] for key in ("date", "CPU", "software"))
     text = f"""# Levers of the Shakespeare speedrun
@@ -523,16 +500,7 @@ absence. The base reads less than one epoch: dropout, averaged weights and pairs
 for records of several epochs, and lose here.
 
 """
-    text += (
-        "\n".join(lines)
-        + f"""
-
-Muon's step for the matrices of 6 layers, 256 wide, takes {single} ms one matrix at a time and
-{stacked} ms stacked by shape, medians of three measurements in turn. The weights are equal up to
-the order of bfloat16's sums.
-"""
-    )
-    PAGE.write_text(text)
+    PAGE.write_text(text + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,46 +1,40 @@
-"""Page, picture and ledger of the speedrun's records."""
+"""Page, picture and ledger of the speedrun's records.
+
+    python -m experiments.speedrun.page
+
+writes the pages of all records again, which a change of the model or of a configuration makes
+necessary: a page names what has changed since its runs.
+"""
 
 import dataclasses
 import functools
+import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
 
-from experiments.speedrun.tracks import Result, SeedRow
+from experiments.speedrun.tracks import NANOGPT, RECORDS, RULES, Figures, Result, SeedRow, Track
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.tables.pictures import LOSSES_COLUMNS, LOSSES_WIDTH_IN, styled
-from gpt_lightning.tables.rows import Console, column, markdown
+from gpt_lightning.tables.rows import Console, make_row, markdown, row_type
 
 LEDGER = "ledger.yaml"
-Figures = dict[str, Any]
+WAYS = {f"nanoGPT_{way.replace(' ', '_')}": way for way in NANOGPT["cpu"]}
 fill = functools.partial(textwrap.fill, width=100, break_on_hyphens=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class LedgerRow:
-    """Record in the ledger."""
-
-    track: str = column("track")
-    device: str = column("device")
-    date: str = column("date")
-    commit: str = column("commit")
-    seeds: int = column("seeds", "d")
-    loss: float = column("mean loss", ".4f")
-    worst_loss: float = column("worst", ".4f")
-    time_s: float = column("mean time s", ".1f")
-    worst_time_s: float = column("worst s", ".1f")
-    nanogpt_s: float = column("nanoGPT s", ",.0f")
-    ratio: float = column("times faster", ".1f")
-    change: str = column("what it changes")
-    gain: str = column("gain over the record before")
+NanogptRow = row_type("nanoGPT step_s:.4f steps:,d time_s:,.0f times_as_long:.1f")
+# the columns of nanoGPT's two ways on a CPU are named by tracks.yaml
+LedgerRow = row_type(
+    "track device date commit seeds loss:.4f bound:.4f time_s:.1f "
+    + " ".join(f"{way}_s:,.0f {way}_ratio:.1f" for way in WAYS)
+    + " change gain changed_since"
+)
 
 
 def write(result: Result, change: str | None, out: Path, root: Path, command: str) -> None:
@@ -61,65 +55,114 @@ def write(result: Result, change: str | None, out: Path, root: Path, command: st
     machine = machine_record([]) | {"command": command}
     breaches = [*result.breaches, *not_better(result, machine, out / LEDGER)]
     result = dataclasses.replace(result, breaches=breaches)
+    breaches = [*breaches, *result.shortfalls()]
     is_record = not breaches and change is not None
     folder = out if is_record else root
     stem = f"{result.track.name}-{result.device}"
     with explained("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         plot(result, folder / f"{stem}.png")
-        write_atomic(folder / f"{stem}.md", page(result, machine, f"{stem}.png").encode())
-        data = {"machine": machine, **dataclasses.asdict(result), "figures": result.figures()}
+        data = {"machine": machine, "digests": digests(result.track.config)}
+        data |= dataclasses.asdict(result) | {"figures": result.figures()}
         write_atomic(folder / f"{stem}.json", (json.dumps(data, indent=2) + "\n").encode())
+        write_atomic(folder / f"{stem}.md", page(data, f"{stem}.png").encode())
         if is_record:
             enter(result, str(change), machine, out)
-    for breach in result.breaches:
+    for breach in breaches:
         print(f"no record   {breach}")
-    if change is None and not result.breaches:
+    if change is None and not breaches:
         print("no record   give --change TEXT, what the record changes, to enter the ledger")
     print(f"page        {folder / stem}.md")
 
 
-def page(result: Result, machine: dict[str, str], picture: str) -> str:
-    """Return the page of a result as Markdown."""
-    figures = result.figures()
-    lines = [f"# Shakespeare speedrun: {result.track.title}, {result.device}", ""]
-    lines += ["```", machine["command"], "```", ""]
-    facts = ". ".join(machine[key] for key in ("date", "CPU", "memory", "software"))
-    lines += [fill(f"{facts}."), ""]
-    lines += [markdown(result.rows, [field.name for field in Console(SeedRow).fields])]
-    lines += [
-        fill(
-            f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
-            f"validation split. Mean time {figures['time_s']:.1f} s, worst "
-            f"{figures['worst_time_s']:.1f} s: everything after the imports and the arguments, "
-            "with compilation from an empty cache, without validations."
-        ),
-        "",
+def page(data: Figures, picture: str) -> str:
+    """Return the page of a result as Markdown.
+
+    Args:
+        data: Contents of its .json file.
+        picture: Name of its picture.
+    """
+    rows, track = [SeedRow(**row) for row in data["rows"]], Track(**data["track"])
+    rest = {name: data[name] for name in ("device", "nanogpt_step_s", "breaches")}
+    result = Result(track=track, rows=rows, **rest)
+    figures, machine = result.figures(), data["machine"]
+    blocks = [
+        f"# Shakespeare speedrun: {track.title}, {result.device}",
+        f"```\n{machine['command']}\n```",
+        ". ".join(machine[key] for key in ("date", "CPU", "memory", "software")) + ".",
+        markdown(rows, [field.name for field in Console(SeedRow).fields]).rstrip(),
+        f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
+        f"validation split. Mean time {figures['time_s']:.1f} s, worst "
+        f"{figures['worst_time_s']:.1f} s: everything after the imports and the arguments, with "
+        "compilation from an empty cache, without validations.",
     ]
-    if "nanogpt_s" in figures:
-        lines += [
-            fill(
-                f"nanoGPT: {result.track.steps:,} steps of its published log, "
-                f"{result.nanogpt_step_s or 0:.4f} s each (median, measured in turn): "
-                f"{figures['nanogpt_s']:,.0f} s, "
-                f"{figures['nanogpt_s'] / figures['time_s']:.1f} times as long."
-            ),
-            "",
+    if since := changed_since(data):
+        blocks.insert(
+            2,
+            f"**Changed since: {since}.** Commit {commit_of(machine)} has what this page measures. "
+            "The files of today may have other figures.",
+        )
+    if "bound" in figures:
+        blocks[-1] += f" The mean loss is below {figures['bound']:.4f} with p < 0.01."
+    if result.nanogpt_step_s:
+        blocks.append(
+            "nanoGPT's time to the loss is the steps after which its published log has reached it, "
+            "each of its median time, measured in turn with the runs."
+        )
+        beside = [
+            NanogptRow(way, step_s, track.steps, time_s, time_s / figures["time_s"])
+            for (way, step_s), time_s in zip(
+                result.nanogpt_step_s.items(), figures["nanogpt_s"].values(), strict=True
+            )
         ]
-    lines += [f"![loss over wall time]({picture})", ""]
-    lines += [f"- No record: {breach}." for breach in result.breaches]
-    return "\n".join(lines).rstrip() + "\n"
+        blocks.append(markdown(beside).rstrip())
+    blocks.append(f"![loss over wall time]({picture})")
+    items = (f"- No record: {text}." for text in [*result.breaches, *result.shortfalls()])
+    blocks.append("\n".join(fill(item, subsequent_indent="  ") for item in items))
+    # tables and code are as wide as they are
+    filled = (block if block[:1] in "|`-" else fill(block) for block in blocks)
+    return "\n\n".join(filled).rstrip() + "\n"
 
 
+def digests(config: str) -> dict[str, str]:
+    """Return the digests of the model's source and of a configuration.
+
+    Comments, docstrings and white space do not count.
+    """
+    found = {}
+    for name, file in {"the model": "model.py", "the configuration": f"{config}.yaml"}.items():
+        text = Path(__file__).with_name(file).read_text("utf-8")
+        code = re.sub(r'"""[\s\S]*?"""|#.*', "", text).split()
+        found[name] = hashlib.sha256(" ".join(code).encode()).hexdigest()
+    return found
+
+
+def changed_since(data: Figures) -> str:
+    """Return which files of a record have changed since its runs, in words; empty if none has."""
+    now = digests(data["track"]["config"])
+    return " and ".join(name for name in now if now[name] != data["digests"][name])
+
+
+@styled
 def plot(result: Result, path: Path) -> None:
     """Draw the losses over wall time, with nanoGPT's published losses at the time of its steps."""
-    runs = {f"seed {row.seed}": row.curve for row in result.rows}
-    if result.nanogpt_step_s is not None:
-        curve = find_curve(result.track.curve)
-        step_s = result.nanogpt_step_s / curve.tokens_per_step
-        points = [(tokens * step_s, loss) for tokens, loss in read_curve(curve)["val"] if tokens]
-        runs["nanoGPT, published losses at the steps' time here"] = points
-    plot_times(path, result.track.title, runs, result.track.target)
+    runs: dict[str, Any] = {f"seed {row.seed}": row.curve for row in result.rows}
+    curve = find_curve(result.track.curve)
+    published = [(n / curve.tokens_per_step, loss) for n, loss in read_curve(curve)["val"] if n]
+    for way, step_s in result.nanogpt_step_s.items():
+        points = [(step * step_s, loss) for step, loss in published]
+        runs[f"nanoGPT, published losses, {way} here"] = points
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8))
+    axes = figure.subplots()
+    for label, points in runs.items():
+        axes.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, label=label)
+    target = result.track.target
+    axes.axhline(target, color="0.3", ls=":", lw=1, label=f"{target:g}")
+    axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
+    axes.set_title(textwrap.fill(result.track.title, LOSSES_COLUMNS))
+    axes.grid(True, which="both")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path)
 
 
 # ---- ledger --------------------------------------------------------------------------------------
@@ -131,11 +174,11 @@ def enter(result: Result, change: str, machine: dict[str, str], out: Path) -> No
     records = read_ledger(path)
     facts = {"track": result.track.name, "device": result.device, "date": machine["date"]}
     facts |= {"machine": machine["CPU"], "commit": commit_of(machine)}
-    figures = {name: round(value, 4) for name, value in result.figures().items()}
+    seeds = sorted(row.seed for row in result.rows)
     change = " ".join(change.split()).replace("|", "/")  # a cell of a table
-    records.append({**facts, "seeds": len(result.rows), **figures, "change": change})
-    write_atomic(path, yaml.safe_dump(records, sort_keys=False, width=100).encode())
-    write_atomic(out / "README.md", ledger_page(records).encode())
+    records.append({**facts, "seeds": seeds, **result.figures(), "change": change})
+    write_atomic(path, yaml.safe_dump(records, sort_keys=False, default_flow_style=None).encode())
+    write_atomic(out / "README.md", ledger_page(out).encode())
 
 
 def read_ledger(path: Path) -> list[Figures]:
@@ -144,14 +187,18 @@ def read_ledger(path: Path) -> list[Figures]:
 
 
 def not_better(result: Result, machine: dict[str, str], ledger: Path) -> list[str]:
-    """Return that the newest record of the track on this machine is as good or better, if it is."""
+    """Return that the newest record of the track on this machine is as good or better, if it is.
+
+    A record of seeds that were used for tuning does not count.
+    """
     key = "loss" if result.track.name == "best" else "time_s"
     own = {"track": result.track.name, "device": result.device, "machine": machine["CPU"]}
-    before = [r for r in read_ledger(ledger) if own.items() <= r.items()]
+    records = (r for r in read_ledger(ledger) if min(r["seeds"]) >= RULES["first_seed"])
+    before = [r for r in records if own.items() <= r.items()]
     value = result.figures()[key]
     if not before or value < before[-1][key]:
         return []
-    return [f"the mean {key} is {value:.4f}; the record here has {before[-1][key]}"]
+    return [f"the mean {key} is {value:.4f}; the record here has {before[-1][key]:.4f}"]
 
 
 def commit_of(machine: dict[str, str]) -> str:
@@ -160,20 +207,28 @@ def commit_of(machine: dict[str, str]) -> str:
     return version.partition("(")[2].rstrip(")") or version
 
 
-def ledger_page(records: Sequence[Figures]) -> str:
-    """Return the ledger as Markdown: each record, and its gain over the one before."""
-    rows, before = [], dict[tuple[str, str], Figures]()
-    for record in records:
-        track = record["track"], record["device"]
-        ratio = record["nanogpt_s"] / record["time_s"]
-        own = {key: value for key, value in record.items() if key != "machine"}
-        own["track"] = "[{0}]({0}-{1}.md)".format(*track)
-        rows.append(LedgerRow(**own, ratio=ratio, gain=gain(record, before.get(track))))
-        before[track] = record
+def ledger_page(out: Path) -> str:
+    """Return the ledger of a folder as Markdown: each record, and its gain over the one before."""
+    rows, before = [], dict[str, Figures]()
+    for record in read_ledger(out / LEDGER):
+        stem = f"{record['track']}-{record['device']}"
+        data = json.loads((out / f"{stem}.json").read_text("utf-8"))
+        values = record | {"track": f"[{record['track']}]({stem}.md)"}
+        values |= {"seeds": ", ".join(map(str, record["seeds"]))}
+        values |= {"gain": gain(record, before.get(stem))}
+        if record["date"] == data["machine"]["date"]:  # the newest, whose page there is
+            values |= {"changed_since": changed_since(data)}
+        for name, way in WAYS.items():
+            if seconds := record["nanogpt_s"].get(way):
+                values |= {f"{name}_s": seconds, f"{name}_ratio": seconds / record["time_s"]}
+        rows.append(make_row(LedgerRow, values))
+        before[stem] = record
     about = (
         "Each track and device has a page of its newest record. The rules: "
         "[README.md](../README.md). Written by `python -m experiments.speedrun`. Machines are on "
-        "the pages. The last column compares with the record before on the same track."
+        "the pages. The mean loss is below its bound with p < 0.01. An empty time of nanoGPT was "
+        "not measured. The gain is over the record before on the same track. Changed since: files "
+        "that are not those of the record any more."
     )
     return f"# Records of the Shakespeare speedrun\n\n{fill(about)}\n\n{markdown(rows)}"
 
@@ -187,26 +242,13 @@ def gain(record: Figures, before: Figures | None) -> str:
     return f"{before['time_s'] / record['time_s']:.2f} times faster"
 
 
-@styled
-def plot_times(
-    path: Path, title: str, runs: dict[str, Sequence[tuple[float, float]]], target: float
-) -> None:
-    """Draw losses over wall time, with a logarithmic axis of seconds and a line at the target.
+def rewrite(out: Path) -> None:
+    """Write the pages of a folder's records and its ledger's page again."""
+    for path in out.glob("*-*.json"):
+        text = page(json.loads(path.read_text("utf-8")), f"{path.stem}.png")
+        write_atomic(path.with_suffix(".md"), text.encode())
+    write_atomic(out / "README.md", ledger_page(out).encode())
 
-    Args:
-        path: A .png file.
-        title: Title of the picture.
-        runs: Label -> (seconds, loss in nats).
-        target: Loss of the line.
-    """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8))
-    axes = figure.subplots()
-    for label, points in runs.items():
-        seconds, losses = zip(*points, strict=True) if points else ((), ())
-        axes.plot(seconds, losses, "o-", ms=3, lw=1, label=label)
-    axes.axhline(target, color="0.3", ls=":", lw=1, label=f"{target:g}")
-    axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
-    axes.set_title(textwrap.fill(title, LOSSES_COLUMNS))
-    axes.grid(True, which="both")
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    figure.savefig(path)
+
+if __name__ == "__main__":
+    rewrite(RECORDS)

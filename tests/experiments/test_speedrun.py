@@ -1,6 +1,8 @@
 """`python -m experiments.speedrun`: times, rules, nanoGPT beside, page and ledger."""
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,16 @@ from experiments.speedrun.command import run
 from experiments.speedrun.model import SpeedrunGPT
 from experiments.speedrun.tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
 from gpt_lightning.reproduce.published import CURVES, read_curve
 from gpt_lightning.runs.history import read_events
 from gpt_lightning.runs.sources import load_model
 
-TRACK = Track("time-9", "time to 9", 9.0, "config", 100, "shakespeare-small", "config/tiny.py")
+TRACK = Track("time-9", "time to 9", 9.0, "time-1.60", 100, "shakespeare-small", "config/tiny.py")
+WAYS = {"eager float32": 2.0, "compiled bfloat16": 1.0}
 SETTINGS = {
     "data": {"corpus": "tinyshakespeare", "tokenizer": "char", "val_fraction": 0.1},
-    "trainer": {"max_steps": 6, "overfit_batches": 0.0},
+    "trainer": {"max_steps": 6, "overfit_batches": 0.0, "precision": "bf16-mixed"},
     "model": {"config": {"n_layer": 1, "n_head": 1, "n_embd": 8}},
 }
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -50,7 +54,7 @@ def write_run(folder, settings=SETTINGS):
 def test_the_time_of_a_run_is_without_its_validations(tmp_path):
     row = speedrun.read_run(3, write_run(tmp_path / "run"), 20.0)
     assert (row.seed, row.loss, row.steps, row.tokens, row.process_s) == (3, 1.5, 6, 600.0, 20.0)
-    assert (row.time_s, row.compile_s) == (10.0, 4.0)
+    assert (row.time_s, row.compile_s, row.precision) == (10.0, 4.0, "bf16-mixed")
     # 1 s of start-up; 4 s until the first validation, 5 s until the second
     assert row.curve == [(5.0, 2.5), (9.0, 1.5)]
     table, pairs, positions, block = 65 * 8, 0, 1024 * 8, 12 * 64 + 13 * 8
@@ -92,27 +96,63 @@ def test_each_rule_is_checked(tmp_path, changes, named):
     assert all(name in text for name, text in zip(named, found, strict=True)), found
 
 
-def seed_row(seed=1, loss=8.0, time_s=100.0):
+def test_a_third_split_is_the_end_of_the_training_text(tmp_path, monkeypatch):
+    text = tmp_path / "input.txt"
+    text.write_text("".join(map(chr, range(100, 200))), "utf-8")
+    monkeypatch.setattr(speedrun, "corpus_file", lambda name, folder: text)
+    part = tmp_path / "training_text.txt"
+    assert speedrun.third_split(tmp_path) == ["--data.corpus=null", f"--data.text_file={part}"]
+    assert part.read_text("utf-8") == "".join(map(chr, range(100, 190)))
+    # its last tenth is the third split, by data.val_fraction of the rules; such a run is a trial
+    run = write_run(tmp_path / "run", changed(data__corpus=None, data__text_file=str(part)))
+    found = speedrun.problems(run, speedrun.read_run(101, run, 1.0))
+    assert [text.split()[0] for text in found] == ["data.corpus", "data.text_file"]
+
+
+def seed_row(seed=101, loss=8.0, time_s=100.0):
     curve = ((50.0, 10.0), (time_s, loss))
     return SeedRow(seed, loss, time_s, 4.0, time_s + 5.0, 6, 600.0, 1000, curve)
 
 
-def test_short_records_have_five_seeds_and_long_ones_three():
-    def found(n, time_s, loss=8.0, nanogpt=True):
-        rows = [seed_row(i, loss, time_s) for i in range(n)]
-        return speedrun.shortfalls(TRACK, rows, nanogpt)
-
-    assert found(5, 299.0) == []
-    assert found(3, 301.0) == []
-    assert found(4, 299.0) == ["4 seeds; a record has 5: give --seeds"]
-    assert found(2, 301.0) == ["2 seeds; a record has 3: give --seeds"]
-    assert found(5, 9.0, 9.01) == ["the mean loss is 9.0100; the target is 9.0"]
-    assert "--nanogpt DIR" in found(5, 9.0, nanogpt=False)[0]
+def result(time_s=100.0, losses=(8.0, 8.1, 8.2, 8.3, 8.4), first=101, breaches=(), ways=WAYS):
+    rows = [seed_row(first + i, loss, time_s + 5 * i) for i, loss in enumerate(losses)]
+    return Result(TRACK, "cpu", rows, ways, list(breaches))
 
 
-def result(time_s=100.0, breaches=(), step_s=2.0):
-    rows = [seed_row(1, 8.0, time_s), seed_row(2, 8.5, time_s + 20)]
-    return Result(TRACK, "cpu", rows, step_s, breaches)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, []),
+        ({"losses": [8.0] * 10}, []),
+        ({"losses": [8.0] * 4}, ["the seeds are 101, 102, 103, 104; a record has 101 to 105"]),
+        ({"losses": [8.0] * 11}, ["at most to 110"]),
+        ({"first": 1}, ["the seeds are 1, 2, 3, 4, 5; a record has 101"]),
+        ({"first": 102}, ["the seeds are 102, 103"]),  # the best of many are no record
+        ({"losses": [9.01] * 5}, ["the mean loss is 9.0100; the target is 9.0"]),
+        ({"losses": [9.0] * 5}, ["below 9.0000 with p < 0.01, not below 9.0"]),
+        ({"losses": [8.9, 8.9, 8.9, 8.9, 9.1]}, ["below 9.0899 with p < 0.01, not below 9.0"]),
+        (
+            {"ways": {}},
+            ["eager float32 was not", "compiled bfloat16 was not measured: give --nano"],
+        ),
+    ],
+)
+def test_a_record_is_significant_over_seeds_that_tuned_nothing(changes, named):
+    found = result(**changes).shortfalls()
+    assert len(found) == len(named)
+    assert all(name in text for name, text in zip(named, found, strict=True)), found
+
+
+def test_critical_values_leave_a_hundredth_of_students_t_above():
+    step = 1e-3
+    for n, critical in RULES["critical_t"].items():
+        nu = n - 1  # degrees of freedom
+        scale = math.gamma(n / 2) / math.gamma(nu / 2) / math.sqrt(nu * math.pi)
+        middles = (step * (i + 0.5) for i in range(round(critical / step)))
+        between = step * sum(scale * (1 + t * t / nu) ** (-n / 2) for t in middles)
+        assert 0.5 - between == pytest.approx(0.01, abs=1e-5)  # three decimals
+    assert min(RULES["critical_t"]) == 2
+    assert RULES["first_seed"] + max(RULES["critical_t"]) - 1 == 110
 
 
 def test_records_enter_the_ledger_with_their_gain(tmp_path, capsys):
@@ -121,14 +161,16 @@ def test_records_enter_the_ledger_with_their_gain(tmp_path, capsys):
     page = (tmp_path / "out/README.md").read_text()
     first, second = (line.split(" | ") for line in page.splitlines()[-2:])
     assert first[0] == "| [time-9](time-9-cpu.md)"
-    assert first[4:8] == ["2", "8.2500", "8.5000", "100.0"]
-    assert first[9:] == ["200", "2.0", "the first", "the first |"]
-    assert second[10:] == ["4.0", "half the steps", "2.00 times faster |"]
+    assert first[4:8] == ["101, 102, 103, 104, 105", "8.2000", "8.4650", "100.0"]
+    assert first[8:] == ["200", "2.0", "100", "1.0", "the first", "the first", " |"]
+    assert second[9:14] == ["4.0", "100", "2.0", "half the steps", "2.00 times faster"]
     assert (tmp_path / "out/time-9-cpu.png").stat().st_size > 10_000
-    page = " ".join((tmp_path / "out/time-9-cpu.md").read_text().split())
-    assert "200 s, 4.0 times as long" in page
+    page = (tmp_path / "out/time-9-cpu.md").read_text()
+    assert "| eager float32 | 2.0000 | 100 | 200 | 4.0 |" in page
+    assert "| compiled bfloat16 | 1.0000 | 100 | 100 | 2.0 |" in page
+    assert "below 8.4650 with p < 0.01" in page
     assert "[(" not in page  # the curves are in the picture
-    assert "no record" not in capsys.readouterr().out
+    assert "o record" not in capsys.readouterr().out + page
 
 
 def test_a_result_that_is_no_better_than_the_record_is_none(tmp_path, capsys):
@@ -136,12 +178,62 @@ def test_a_result_that_is_no_better_than_the_record_is_none(tmp_path, capsys):
         speedrun_page.write(result(time_s), "a change", tmp_path / "out", tmp_path / "runs", "")
     said = "no record   the mean time_s is 105.0000; the record here has 100.0"
     assert said in capsys.readouterr().out
-    assert len(yaml.safe_load((tmp_path / "out/ledger.yaml").read_text())) == 1
+    ledger = yaml.safe_load((tmp_path / "out/ledger.yaml").read_text())
+    assert len(ledger) == 1
+    # a record of seeds that were used for tuning does not count
+    ledger[0]["seeds"] = [1, 2, 3, 4, 5]
+    (tmp_path / "out/ledger.yaml").write_text(yaml.safe_dump(ledger))
+    speedrun_page.write(result(95.0), "a change", tmp_path / "out", tmp_path / "runs", "")
+    assert len(yaml.safe_load((tmp_path / "out/ledger.yaml").read_text())) == 2
+
+
+# ---- pages and the files of today ----------------------------------------------------------------
+
+
+def test_a_page_names_what_has_changed_since(tmp_path, monkeypatch):
+    """With copies of the model and of the configuration."""
+    own = Path(speedrun_page.__file__)
+    files = {name: (own.with_name(name)).read_text() for name in ("model.py", "time-1.60.yaml")}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(speedrun_page, "__file__", str(tmp_path / "page.py"))
+    out = tmp_path / "out"
+    speedrun_page.write(result(), "the first", out, tmp_path / "runs", "speedrun")
+    texts = {path: path.read_text() for path in out.glob("*.md")}
+
+    def rewritten(name, text):
+        for other, old in files.items():
+            (tmp_path / other).write_text(text if other == name else old)
+        speedrun_page.rewrite(out)
+        return (out / "time-9-cpu.md").read_text(), (out / "README.md").read_text()
+
+    words = '# a comment\n"""A docstring."""\n\n'  # change nothing
+    rewritten("model.py", words + files["model.py"])
+    assert texts == {path: path.read_text() for path in out.glob("*.md")}
+    for name, text, since in (
+        ("model.py", files["model.py"].replace("1.5", "1.6"), "the model"),
+        ("time-1.60.yaml", files["time-1.60.yaml"] + "seed_everything: 1\n", "the configuration"),
+    ):
+        page, ledger = rewritten(name, text)
+        assert f"**Changed since: {since}.** Commit" in page
+        assert ledger.endswith(f" | the first | {since} |\n")
+
+
+def test_the_pages_of_the_records_are_those_of_the_files_of_today(tmp_path):
+    """Red: run `python -m experiments.speedrun.page`, which writes what has changed since."""
+    records = Path(speedrun_page.__file__).parent / "records"
+    for path in (*records.glob("*-*.json"), records / "ledger.yaml"):
+        shutil.copy(path, tmp_path)
+    speedrun_page.rewrite(tmp_path)
+    pages = sorted(tmp_path.glob("*.md"))
+    assert len(pages) >= 5
+    for page in pages:
+        assert page.read_text() == (records / page.name).read_text(), page.name
 
 
 @pytest.mark.parametrize(
     ("change", "breaches", "named"),
-    [(None, [], "give --change TEXT"), ("a change", ["2 seeds; a record has 5"], "2 seeds")],
+    [(None, [], "give --change TEXT"), ("a change", ["11,000,001 parameters"], "11,000,001")],
 )
 def test_what_is_no_record_stays_out_of_the_ledger(tmp_path, capsys, change, breaches, named):
     speedrun_page.write(result(breaches=breaches), change, tmp_path / "out", tmp_path / "runs", "")
@@ -154,7 +246,9 @@ def test_what_is_no_record_stays_out_of_the_ledger(tmp_path, capsys, change, bre
 
 PROGRAM = """
 import sys
-open("called", "w").write(" ".join(sys.argv[1:]))
+device_type, nullcontext, autocast = "cpu", lambda: "float32", lambda: "autocast"
+context = nullcontext() if device_type == 'cpu' else autocast()
+open("called", "a").write(f"{context} " + " ".join(sys.argv[1:]) + "\\n")
 print("step 0: train loss 4.2, val loss 4.2")
 for i, ms in enumerate((900, 800, 10, 30, 20)):
     print(f"iter {i}: loss 4.1, time {ms:.2f}ms, mfu 1%")
@@ -172,11 +266,22 @@ def nanogpt(tmp_path):
 
 def test_nanogpts_steps_are_those_after_the_first_two(nanogpt):
     speedrun.check_nanogpt(nanogpt)
-    assert speedrun.nanogpt_steps_s(nanogpt, TRACK, "cpu") == [0.01, 0.03, 0.02]
-    called = (nanogpt / "called").read_text()
-    assert called.startswith("config/tiny.py --eval_iters=1")
-    assert "--device=cpu --compile=False --max_iters=20" in called
-    assert speedrun.nanogpt_steps_s(None, TRACK, "cpu") == []
+    times = [0.01, 0.03, 0.02]
+    assert speedrun.nanogpt_steps_s(nanogpt, TRACK, "cpu") == dict.fromkeys(WAYS, times)
+    eager, compiled = (nanogpt / "called").read_text().splitlines()
+    assert eager.startswith("float32 config/tiny.py --eval_iters=1")
+    assert "--compile=False --device=cpu" in eager
+    assert compiled.startswith("autocast config/tiny.py --eval_iters=1")
+    assert "--compile=True --dtype=bfloat16 --device=cpu" in compiled
+    assert all(line.endswith("--max_iters=20") for line in (eager, compiled))
+    assert (nanogpt / "train.py").read_text() == PROGRAM
+    assert speedrun.nanogpt_steps_s(None, TRACK, "cpu") == {}
+
+
+def test_another_nanogpt_is_an_error(nanogpt):
+    (nanogpt / "train.py").write_text(PROGRAM.replace("if device_type", "if  device_type"))
+    with pytest.raises(UserError, match=r"or one without `nullcontext\(\) if device_type"):
+        speedrun.check_nanogpt(nanogpt)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -193,36 +298,38 @@ def test_the_command_trains_each_seed(tmp_path, monkeypatch, capsys, nanogpt):
 
     trained = []
 
-    def fake(command, env):
+    def fake(command, **how):
+        if "fit" not in command:
+            return started(command, **how)
         name = next(word for word in command if word.startswith("--trainer.default_root_dir="))
-        assert env["TORCHINDUCTOR_CACHE_DIR"]
+        assert how["env"]["TORCHINDUCTOR_CACHE_DIR"].startswith(how["env"]["TMPDIR"])
         folder = tmp_path / name.partition("=")[2]
         trained.append(folder.name)
         write_run(folder / "lightning_logs/run/version_0")
         return type("Ended", (), {"returncode": 0})
 
     started = speedrun.subprocess.run
-    monkeypatch.setattr(
-        speedrun.subprocess,
-        "run",
-        lambda command, **how: fake(command, **how) if "env" in how else started(command, **how),
-    )
+    monkeypatch.setattr(speedrun.subprocess, "run", fake)
     arguments = ["--track=time-1.60", "--seeds=4,7,7"]
     assert main([*arguments, f"--nanogpt={nanogpt}"], run) == 0
     out = capsys.readouterr().out
-    assert "no record   2 seeds; a record has 5" in out
-    assert out.count("nanoGPT     median step 20.0 ms") == 2  # before and after
+    assert "no record   the seeds are 4, 7; a record has 101 to 105" in out
+    for way in WAYS:
+        assert out.count(f"nanoGPT     median step 0.0200 s, {way}") == 2  # before and after
     root = "lightning_logs/speedrun/time-1.60/version_0"
     page = (tmp_path / root / "time-1.60-cpu.md").read_text()
     assert "| 4 | 1.5000 | 10.0 |" in page
-    assert "750 steps of its published log, 0.0200 s each" in page
+    assert "| eager float32 | 0.0200 | 750 | 15 | 1.5 |" in page
     assert trained == ["seed_4", "seed_7"]
     # an interrupted seed begins anew, a finished one stays
     write_run(tmp_path / root / "seed_9/lightning_logs/half/version_0")
-    more = ["--track=time-1.60", "--seeds=4,7,9", f"--resume={root}"]
+    file = Path(speedrun.__file__).with_name("time-1.88.yaml")
+    more = ["--track=time-1.60", "--seeds=4,7,9", f"--resume={root}", f"--config={file}"]
     assert main(more, run) == 0
     assert trained == ["seed_4", "seed_7", "seed_9"]
-    assert "no record   3 seeds" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no record   the seeds are 4, 7, 9" in out
+    assert f"no record   the configuration is {file}, not the track's" in out
 
 
 @pytest.mark.parametrize(
