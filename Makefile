@@ -45,7 +45,7 @@ test-experiments: $(DEV) ## Run the tests of experiments/
 test-slow: $(DEV) ## Run the tests that the suite leaves out because they are slow (minutes)
 	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4
 
-test-long: $(DEV) ## Run the tests that test-slow leaves out: half a minute each, or many
+test-long: $(DEV) ## Run the few tests that take half a minute and more, each
 	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
 
 faults: $(DEV) ## Kill and damage real runs, print each case's result (more than ten minutes)

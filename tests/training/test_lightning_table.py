@@ -252,7 +252,7 @@ def fit_by_ranks(row: dict) -> Run:
     return Run(None, None, None, Watch(), out, logged_rows(), [])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("row", cases("works"))
 def test_works_also_across_a_resume(row, folder, capsys, caplog):
     # tests/faults/test_ranks.py resumes two ranks

@@ -213,7 +213,7 @@ CASES = draw(20)
 @pytest.mark.parametrize(
     "pair",
     [
-        pytest.param(pair, marks=[pytest.mark.long] * (i >= 4), id=f"{i}-{','.join(pair)}")
+        pytest.param(pair, marks=[pytest.mark.slow] * (i >= 4), id=f"{i}-{','.join(pair)}")
         for i, pair in enumerate(CASES)
     ],
 )
