@@ -1,15 +1,19 @@
-"""The commands `gpt-lightning runs` and `plot`: runs as a list, compared, or as a picture."""
+"""The commands `runs`, `plot` and `report`: runs as a list, compared, as a picture or a page."""
 
+import base64
+import hashlib
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from json import dumps, loads
+from math import isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, new_path
+from gpt_lightning.files import Fields, explained, new_path, write_atomic
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.history import (
     COLUMNS,
@@ -17,11 +21,17 @@ from gpt_lightning.runs.history import (
     find_runs,
     read_changes,
     read_curves,
+    read_events,
     summarize,
 )
 
 PICTURES = (".png", ".svg", ".pdf")
+LOSSES = ("train", "train_eval", "val")  # curves
+SAMPLES = 12  # samples of a run on a page
+PAGE_BYTES = 1_000_000
+NOT_WRITTEN = "an earlier version trained it, which did not write it down"
 TITLE = "gpt-lightning plot"  # stands in each picture, and another one may replace those
+MARK = 'name="generator" content="gpt-lightning report"'  # the same for pages
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
@@ -66,16 +76,20 @@ def compare(runs: list[Path], as_json: bool) -> None:
     """Print figures of runs side by side, and the settings that differ, and draw their curves."""
     rows = [summarize(path, Path()) for path in runs]
     settings = [read_changes(path) for path in runs]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    differ = [key for key in keys if len({str(each.get(key)) for each in settings}) > 1]
+    differ = [line for line in lines_of(settings) if len({*line[1:]}) > 1]
     if as_json:
         for row, own in zip(rows, settings, strict=True):
-            row["settings"] = {key: own.get(key) for key in differ}
+            row["settings"] = {key: own.get(key) for key, *_ in differ}
         return print_json(rows)
     lines = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
-    lines += [(key, *(str(own.get(key)) for own in settings)) for key in differ]
-    print_table(lines)
+    print_table([*lines, *differ])
     plot([str(path) for path in runs])
+
+
+def lines_of(runs: Sequence[Fields], missing: str | None = None) -> list[tuple[str, ...]]:
+    """Return for each key of some runs a line of the key and the runs' values."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    return [(key, *(str(run.get(key, missing)) for run in runs)) for key in keys]
 
 
 def print_json(rows: list[Fields]) -> None:
@@ -125,16 +139,7 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
         reference: Published curves to draw beside the runs, such as nanogpt-shakespeare-char.
             Repeat the option for several.
     """
-    if not runs:
-        raise UserError("missing runs; `gpt-lightning plot --help` lists the options")
-    folders = [find_run(address) for address in runs]
-    curves = {str(folder): read_curves(folder) for folder in folders}
-    if not any(run[key] for run in curves.values() for key in ("train", "train_eval", "val")):
-        raise UserError(f"{folders[0]}/metrics.jsonl has no loss yet: wait, or give another run")
-    for name in reference or ():
-        from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
-
-        curves[name] = as_run(find_curve(name))
+    folders, curves = drawn("plot", runs, reference)
     paths = picture_paths(out, folders)
     from gpt_lightning.tables.pictures import plot_runs  # matplotlib takes half a second
 
@@ -142,6 +147,32 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         plot_runs(paths, curves, TITLE)
     print(f"curves      {', '.join(map(str, paths))}")
+
+
+def drawn(
+    command: str, runs: list[str], reference: list[str] | None
+) -> tuple[list[Path], dict[str, Fields]]:
+    """Return the folders of runs, and their curves and the published ones by folder or name.
+
+    Args:
+        command: Name of the command that draws them.
+        runs: Runs of the command line.
+        reference: Names of published curves.
+
+    Raises:
+        UserError: A run or a curve does not exist, or the runs have no loss.
+    """
+    if not runs:
+        raise UserError(f"missing runs; `gpt-lightning {command} --help` lists the options")
+    folders = list(dict.fromkeys(find_run(address) for address in runs))
+    curves = {str(folder): read_curves(folder) for folder in folders}
+    if not any(run[key] for run in curves.values() for key in LOSSES):
+        raise UserError(f"{folders[0]}/metrics.jsonl has no loss yet: wait, or give another run")
+    for name in reference or ():
+        from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
+
+        curves[name] = as_run(find_curve(name))
+    return folders, curves
 
 
 def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
@@ -158,18 +189,186 @@ def picture_paths(out: str | None, folders: list[Path]) -> list[Path]:
     if path.is_dir() or str(out).endswith("/"):
         path /= "compared" if len(folders) > 1 else "curves"
     else:
-        check_picture(path, str(out))
+        check_earlier(path, str(out), PICTURES, TITLE)
     suffix = path.suffix.lower()
     if suffix[1:].isalpha() and suffix not in PICTURES:
         raise UserError(f"--out {out} ends in {path.suffix}: give {', '.join(PICTURES)}, or none")
     paths = [path] if suffix in PICTURES else [Path(f"{path}{kind}") for kind in (".png", ".svg")]
     for file in paths:
-        check_picture(file, str(file))
+        check_earlier(file, str(file), PICTURES, TITLE)
     return paths
 
 
-def check_picture(path: Path, name: str) -> None:
-    """Raise a UserError with a name unless a path is free or that of an earlier picture."""
-    is_picture = path.suffix.lower() in PICTURES and path.is_file() and not path.is_symlink()
-    if not (is_picture and TITLE.encode() in path.read_bytes()):
-        new_path("--out", name)
+def check_earlier(path: Path, name: str, suffixes: Sequence[str], mark: str) -> None:
+    """Raise a UserError with a name unless a path is free or that of an earlier file of ours.
+
+    Args:
+        path: File to write.
+        name: Name in the error message.
+        suffixes: Suffixes that such a file may have.
+        mark: Text in each such file.
+    """
+    may_be = path.suffix.lower() in suffixes and path.is_file() and not path.is_symlink()
+    if not (may_be and mark.encode() in path.read_bytes()):
+        new_path("--out", name, suffixes[0] if len(suffixes) == 1 else "")
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+
+def report(runs: list[str], out: str | None = None, reference: list[str] | None = None) -> None:
+    """Write a page about runs, one HTML file that needs no network.
+
+    It has losses over steps, tokens and wall time, speed, phases, samples, settings, commands and
+    machines.
+
+    Args:
+        runs: Run folders, or folders of runs, of which the newest run is taken.
+        out: File, .html, or a folder. null: in the first run. An earlier page is replaced, and no
+            other file.
+        reference: Published curves to draw and to compare with, such as nanogpt-shakespeare-char.
+            Repeat the option for several.
+    """
+    folders, curves = drawn("report", runs, reference)
+    path = folders[0] if out is None else Path(out)
+    if path.is_dir() or str(out).endswith("/"):
+        path /= "compared.html" if len(folders) > 1 else "report.html"
+    check_earlier(path, str(path), (".html",), MARK)
+    facts = facts_of(folders, curves, reference or [])
+    content, most = b" " * PAGE_BYTES, 16_384
+    while len(content) >= PAGE_BYTES:
+        most //= 2  # points of all curves, some 40 bytes each
+        if most < 64:
+            raise UserError(f"a page of {len(folders)} runs is above 1 MB: give fewer runs")
+        content = page_of(facts, curves, most)
+    write_atomic(path, content)
+    print(f"report      {path}")
+
+
+def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str]) -> Fields:
+    """Return the content of a page beside its curves.
+
+    Args:
+        folders: Runs.
+        curves: Curves of the runs, and published ones.
+        reference: Names of the published curves.
+    """
+    rows = [summarize(path, Path()) for path in folders]
+    figures = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
+    events = [read_events(path) for path in folders]
+    settings = lines_of([read_changes(path) for path in folders])
+    facts = [read_changes(path, "facts") or {"command": NOT_WRITTEN} for path in folders]
+    verdicts = [verdicts_of(path, curves[str(path)], reference) for path in folders]
+    samples = [[event for event in each if event["event"] == "sample"] for each in events]
+    return {
+        "runs": len(folders),
+        "tables": {
+            "Results": [*figures, *lines_of([lost(curves[str(path)]) for path in folders], "")],
+            "Beside published curves": lines_of(verdicts, ""),
+            "Settings that differ": [line for line in settings if len({*line[1:]}) > 1],
+            "Wall time": lines_of([seconds_of(each) for each in events], ""),
+            "What was trained, by which command, on which machine": lines_of(facts, ""),
+            "All settings": settings,
+        },
+        "samples": [
+            [(event["step"], event["text"][:4000]) for event in spread(each, SAMPLES)]
+            for each in samples
+        ],
+    }
+
+
+def lost(run: Fields) -> dict[str, str]:
+    """Return the losses of a run that are no numbers, in words."""
+    found = {key: [point[0] for point in run[key] if not isfinite(point[3])] for key in LOSSES}
+    return {
+        f"{key}, non-finite": f"{len(steps):,}, the first at step {steps[0]:,}"
+        for key, steps in found.items()
+        if steps
+    }
+
+
+def seconds_of(events: list[Fields]) -> dict[str, str]:
+    """Return the wall time of a run by phase; training is unknown in a session without an end."""
+    seconds: Counter[str] = Counter()
+    session: Counter[str] = Counter()  # phases so far
+    for event in events:
+        if event["event"] == "phase":
+            session[event["name"]] += event["seconds"]
+        elif event["event"] in ("begin", "end"):
+            seconds.update(event.get("seconds") or session)
+            session.clear()
+    seconds.update(session)
+    whole = sum(seconds.values()) or 1
+    return {name: f"{s:,.1f} s, {s / whole:.1%}" for name, s in seconds.items()}
+
+
+def verdicts_of(path: Path, run: Fields, reference: list[str]) -> dict[str, str]:
+    """Return the differences of a run from published curves, by the curve and its tokens."""
+    found = {}
+    for name in reference:
+        from gpt_lightning.reproduce.against import compared  # it imports torch
+
+        try:
+            rows, found[name] = compared(path, run, name)
+        except UserError as error:  # the two do not compare, which is a verdict, too
+            rows, found[name] = [], str(error)
+        for row in spread([row for row in rows if row.split != "batch"], SAMPLES):
+            key = f"{name}: {row.split}, {row.tokens:,.0f} tokens"
+            found[key] = f"{row.ours:.4f}, theirs {row.theirs:.4f}: {row.difference:+.4f}"
+    return found
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most some items, evenly spaced, with the first and the last one."""
+    count = min(len(items), most)
+    return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def thinned(points: Sequence[Sequence[float]], most: int) -> list[list[float | None]]:
+    """Return about as many points at most, with null for NaN; no peak and no NaN is lost.
+
+    Each group of points keeps its lowest, its highest and its first non-finite one.
+
+    Args:
+        points: Points of a curve.
+        most: Number of points.
+    """
+    size = max(1, 3 * len(points) // most)
+    kept = {0, len(points) - 1} if points else set()
+    for start in range(0, len(points), size):
+        group = range(len(points))[start : start + size]
+        finite = [i for i in group if isfinite(points[i][3])]
+        kept |= {take(finite, key=lambda i: points[i][3]) for take in (min, max) if finite}
+        kept |= {*[i for i in group if not isfinite(points[i][3])][:1]}
+    return [[number(x) for x in points[i]] for i in sorted(kept)]
+
+
+def number(x: float) -> float | None:
+    """Return a number with at most 9 digits, whole if it is; None if it is not finite."""
+    return None if not isfinite(x) else int(x) if x == int(x) else float(f"{x:.9g}")
+
+
+def page_of(facts: Fields, curves: dict[str, Fields], most: int) -> bytes:
+    """Return a page.
+
+    Args:
+        facts: Content beside the curves.
+        curves: Curves by name.
+        most: Number of points of all curves.
+    """
+    from gpt_lightning.tables.rows import short_names
+
+    share = max(8, most // sum(key != "phases" for run in curves.values() for key in run))
+    drawn = [
+        {key: thinned(points, share) for key, points in run.items() if key != "phases"}
+        for run in curves.values()
+    ]
+    data = facts | {"names": short_names(list(curves)), "curves": drawn}
+    # no "</script>" ends the data: < stands in texts alone
+    text = dumps(data, ensure_ascii=False, allow_nan=False).replace("<", r"\u003c")
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    for kind in ("style", "script"):  # the page's content policy allows these two alone
+        inside = page.partition(f"<{kind}>")[2].partition(f"</{kind}>")[0]
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        page = page.replace(f"{kind.upper()}_SHA256", digest)
+    return page.replace("REPORT_DATA", text).encode(errors="replace")
