@@ -230,10 +230,10 @@ def report(runs: list[str], out: str | None = None, reference: list[str] | None 
             Repeat the option for several.
     """
     folders, curves = drawn("report", runs, reference)
-    path = folders[0] if out is None else Path(out)
-    if path.is_dir() or str(out).endswith("/"):
-        path /= "compared.html" if len(folders) > 1 else "report.html"
-    check_earlier(path, str(path), (".html",), MARK)
+    name = str(folders[0]) if out is None else out
+    if Path(name).is_dir() or name.endswith("/"):
+        name = f"{name.rstrip('/')}/{'compared' if len(folders) > 1 else 'report'}.html"
+    check_earlier(Path(name), name, (".html",), MARK)
     facts = facts_of(folders, curves, reference or [])
     content, most = b" " * PAGE_BYTES, 16_384
     while len(content) >= PAGE_BYTES:
@@ -241,8 +241,8 @@ def report(runs: list[str], out: str | None = None, reference: list[str] | None 
         if most < 64:
             raise UserError(f"a page of {len(folders)} runs is above 1 MB: give fewer runs")
         content = page_of(facts, curves, most)
-    write_atomic(path, content)
-    print(f"report      {path}")
+    write_atomic(Path(name), content)
+    print(f"report      {name}")
 
 
 def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str]) -> Fields:
@@ -262,14 +262,16 @@ def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str
     samples = [[event for event in each if event["event"] == "sample"] for each in events]
     return {
         "runs": len(folders),
-        "tables": {
-            "Results": [*figures, *lines_of([lost(curves[str(path)]) for path in folders], "")],
-            "Beside published curves": lines_of(verdicts, ""),
-            "Settings that differ": [line for line in settings if len({*line[1:]}) > 1],
-            "Wall time": lines_of([seconds_of(each) for each in events], ""),
-            "What was trained, by which command, on which machine": lines_of(facts, ""),
-            "All settings": settings,
-        },
+        "above": [
+            ("Results", [*figures, *lines_of([lost(curves[str(path)]) for path in folders], "")]),
+            ("What was trained, by which command, on which machine", lines_of(facts, "")),
+            ("Settings that differ", [line for line in settings if len({*line[1:]}) > 1]),
+        ],
+        "below": [
+            ("Beside published curves", lines_of(verdicts, "")),
+            ("Wall time", lines_of([seconds_of(each) for each in events], "")),
+            ("All settings", settings),
+        ],
         "samples": [
             [(event["step"], event["text"][:4000]) for event in spread(each, SAMPLES)]
             for each in samples

@@ -146,10 +146,10 @@ def read_rows(path: Path, needed: tuple[str, ...] = ("time",)) -> list[Fields]:
     if not path.exists():
         return []
     check_regular(path, "restore the file, or move it away")
-    rows = []
+    rows, decode = [], json.JSONDecoder(parse_constant=lambda word: None).decode
     for number, line in enumerate(path.read_bytes().splitlines(True), 1):
         try:
-            rows.append(checked_row(json.loads(line, parse_constant=lambda word: None), needed))
+            rows.append(checked_row(decode(line.decode()), needed))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if line.endswith(b"\n"):
                 raise UserError(
