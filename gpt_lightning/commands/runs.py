@@ -1,14 +1,12 @@
 """The commands `runs`, `plot` and `report`: runs as a list, compared, as a picture or a page."""
 
-import base64
-import hashlib
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from json import dumps, loads
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +24,8 @@ from gpt_lightning.runs.history import (
 )
 
 PICTURES = (".png", ".svg", ".pdf")
-LOSSES = ("train", "train_eval", "val")  # curves
-SAMPLES = 12  # samples of a run on a page
+SAMPLES = 24  # samples on a page
+POINTS = 8_000  # points of all curves of a page, some 40 bytes each
 PAGE_BYTES = 1_000_000
 NOT_WRITTEN = "an earlier version trained it, which did not write it down"
 TITLE = "gpt-lightning plot"  # stands in each picture, and another one may replace those
@@ -166,7 +164,7 @@ def drawn(
         raise UserError(f"missing runs; `gpt-lightning {command} --help` lists the options")
     folders = list(dict.fromkeys(find_run(address) for address in runs))
     curves = {str(folder): read_curves(folder) for folder in folders}
-    if not any(run[key] for run in curves.values() for key in LOSSES):
+    if not any(run[key] for run in curves.values() for key in ("train", "train_eval", "val")):
         raise UserError(f"{folders[0]}/metrics.jsonl has no loss yet: wait, or give another run")
     for name in reference or ():
         from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
@@ -229,18 +227,25 @@ def report(runs: list[str], out: str | None = None, reference: list[str] | None 
         reference: Published curves to draw and to compare with, such as nanogpt-shakespeare-char.
             Repeat the option for several.
     """
+    from gpt_lightning.tables.rows import short_names
+
     folders, curves = drawn("report", runs, reference)
     name = str(folders[0]) if out is None else out
     if Path(name).is_dir() or name.endswith("/"):
         name = f"{name.rstrip('/')}/{'compared' if len(folders) > 1 else 'report'}.html"
     check_earlier(Path(name), name, (".html",), MARK)
-    facts = facts_of(folders, curves, reference or [])
-    content, most = b" " * PAGE_BYTES, 16_384
-    while len(content) >= PAGE_BYTES:
-        most //= 2  # points of all curves, some 40 bytes each
-        if most < 64:
-            raise UserError(f"a page of {len(folders)} runs is above 1 MB: give fewer runs")
-        content = page_of(facts, curves, most)
+    data = facts_of(folders, curves, reference or [])
+    most = POINTS // (6 * len(curves))
+    data["names"] = short_names(list(curves))
+    data["curves"] = [
+        {key: extremes(run[key], most) for key in run if key != "phases"} for run in curves.values()
+    ]
+    # no "</script>" may end the data, and < stands in texts alone
+    text = dumps(data, ensure_ascii=False, allow_nan=False).replace("<", r"\u003c")
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    content = page.replace("REPORT_DATA", text).encode(errors="replace")
+    if len(content) > PAGE_BYTES:
+        raise UserError(f"a page of {len(folders)} runs is above 1 MB: give fewer runs")
     write_atomic(Path(name), content)
     print(f"report      {name}")
 
@@ -254,69 +259,51 @@ def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str
         reference: Names of the published curves.
     """
     rows = [summarize(path, Path()) for path in folders]
-    figures = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
-    events = [read_events(path) for path in folders]
     settings = lines_of([read_changes(path) for path in folders])
     facts = [read_changes(path, "facts") or {"command": NOT_WRITTEN} for path in folders]
     verdicts = [verdicts_of(path, curves[str(path)], reference) for path in folders]
-    samples = [[event for event in each if event["event"] == "sample"] for each in events]
     return {
         "runs": len(folders),
-        "above": [
-            ("Results", [*figures, *lines_of([lost(curves[str(path)]) for path in folders], "")]),
-            ("What was trained, by which command, on which machine", lines_of(facts, "")),
-            ("Settings that differ", [line for line in settings if len({*line[1:]}) > 1]),
-        ],
-        "below": [
-            ("Beside published curves", lines_of(verdicts, "")),
-            ("Wall time", lines_of([seconds_of(each) for each in events], "")),
-            ("All settings", settings),
-        ],
-        "samples": [
-            [(event["step"], event["text"][:4000]) for event in spread(each, SAMPLES)]
-            for each in samples
-        ],
+        "tables": {
+            "Results": [*zip(COLUMNS, *map(texts, rows), strict=True)],
+            "What was trained, by which command, on which machine": lines_of(facts, ""),
+            "Settings that differ": [line for line in settings if len({*line[1:]}) > 1],
+            "Beside published curves": lines_of(verdicts, ""),
+            "Wall time": lines_of([seconds_of(path) for path in folders], ""),
+            "All settings": settings,
+        },
+        "samples": [samples_of(path, max(2, SAMPLES // len(folders))) for path in folders],
     }
 
 
-def lost(run: Fields) -> dict[str, str]:
-    """Return the losses of a run that are no numbers, in words."""
-    found = {key: [point[0] for point in run[key] if not isfinite(point[3])] for key in LOSSES}
-    return {
-        f"{key}, non-finite": f"{len(steps):,}, the first at step {steps[0]:,}"
-        for key, steps in found.items()
-        if steps
-    }
+def samples_of(path: Path, most: int) -> list[tuple[int, str]]:
+    """Return steps and beginnings of at most some samples of a run."""
+    found = [event for event in read_events(path) if event["event"] == "sample"]
+    return [(event["step"], event["text"][:2000]) for event in spread(found, most)]
 
 
-def seconds_of(events: list[Fields]) -> dict[str, str]:
-    """Return the wall time of a run by phase; training is unknown in a session without an end."""
-    seconds: Counter[str] = Counter()
-    session: Counter[str] = Counter()  # phases so far
-    for event in events:
+def seconds_of(path: Path) -> dict[str, str]:
+    """Return the wall time of a run by phase; a session without an end has no time of training."""
+    seconds, session = Counter[str](), Counter[str]()
+    for event in [*read_events(path), {"event": "begin"}]:
         if event["event"] == "phase":
             session[event["name"]] += event["seconds"]
         elif event["event"] in ("begin", "end"):
             seconds.update(event.get("seconds") or session)
             session.clear()
-    seconds.update(session)
-    whole = sum(seconds.values()) or 1
-    return {name: f"{s:,.1f} s, {s / whole:.1%}" for name, s in seconds.items()}
+    return {name: f"{s:,.1f} s, {s / seconds.total():.1%}" for name, s in seconds.items()}
 
 
 def verdicts_of(path: Path, run: Fields, reference: list[str]) -> dict[str, str]:
-    """Return the differences of a run from published curves, by the curve and its tokens."""
+    """Return how far off a run is from published curves, by their names."""
     found = {}
     for name in reference:
         from gpt_lightning.reproduce.against import compared  # it imports torch
 
         try:
-            rows, found[name] = compared(path, run, name)
+            found[name] = compared(path, run, name)[1]
         except UserError as error:  # the two do not compare, which is a verdict, too
-            rows, found[name] = [], str(error)
-        for row in spread([row for row in rows if row.split != "batch"], SAMPLES):
-            key = f"{name}: {row.split}, {row.tokens:,.0f} tokens"
-            found[key] = f"{row.ours:.4f}, theirs {row.theirs:.4f}: {row.difference:+.4f}"
+            found[name] = str(error)
     return found
 
 
@@ -326,51 +313,22 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def thinned(points: Sequence[Sequence[float]], most: int) -> list[list[float | None]]:
-    """Return about as many points at most, with null for NaN; no peak and no NaN is lost.
-
-    Each group of points keeps its lowest, its highest and its first non-finite one.
+def extremes(points: Sequence[Sequence[float]], most: int) -> list[list[float | None]]:
+    """Return the lowest and the highest point of each group of points, and its first NaN.
 
     Args:
-        points: Points of a curve.
-        most: Number of points.
+        points: Points of a curve, of which the first and the last one are kept.
+        most: Largest number of points, about.
+
+    Returns:
+        Points of at most 9 digits, with None for NaN.
     """
-    size = max(1, 3 * len(points) // most)
-    kept = {0, len(points) - 1} if points else set()
+    size = 3 * len(points) // max(most, 8) + 1
+    kept = {*range(len(points))[-1:]}
     for start in range(0, len(points), size):
-        group = range(len(points))[start : start + size]
-        finite = [i for i in group if isfinite(points[i][3])]
-        kept |= {take(finite, key=lambda i: points[i][3]) for take in (min, max) if finite}
-        kept |= {*[i for i in group if not isfinite(points[i][3])][:1]}
-    return [[number(x) for x in points[i]] for i in sorted(kept)]
-
-
-def number(x: float) -> float | None:
-    """Return a number with at most 9 digits, whole if it is; None if it is not finite."""
-    return None if not isfinite(x) else int(x) if x == int(x) else float(f"{x:.9g}")
-
-
-def page_of(facts: Fields, curves: dict[str, Fields], most: int) -> bytes:
-    """Return a page.
-
-    Args:
-        facts: Content beside the curves.
-        curves: Curves by name.
-        most: Number of points of all curves.
-    """
-    from gpt_lightning.tables.rows import short_names
-
-    share = max(8, most // sum(key != "phases" for run in curves.values() for key in run))
-    drawn = [
-        {key: thinned(points, share) for key, points in run.items() if key != "phases"}
-        for run in curves.values()
-    ]
-    data = facts | {"names": short_names(list(curves)), "curves": drawn}
-    # no "</script>" ends the data: < stands in texts alone
-    text = dumps(data, ensure_ascii=False, allow_nan=False).replace("<", r"\u003c")
-    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    for kind in ("style", "script"):  # the page's content policy allows these two alone
-        inside = page.partition(f"<{kind}>")[2].partition(f"</{kind}>")[0]
-        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        page = page.replace(f"{kind.upper()}_SHA256", digest)
-    return page.replace("REPORT_DATA", text).encode(errors="replace")
+        losses = {i: points[i][3] for i in range(len(points))[start : start + size]}
+        kept.add(max(losses, key=lambda i: isnan(losses[i])))
+        kept.add(min(losses, key=lambda i: (isnan(losses[i]), losses[i])))
+        kept.add(max(losses, key=lambda i: (not isnan(losses[i]), losses[i])))
+    chosen = [points[i] for i in sorted(kept)]
+    return [[float(f"{x:.9g}") if isfinite(x) else None for x in point] for point in chosen]
