@@ -277,9 +277,10 @@ def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str
 
 
 def samples_of(path: Path, most: int) -> list[tuple[int, str]]:
-    """Return steps and beginnings of at most some samples of a run."""
+    """Return steps and beginnings of at most some samples of a run, the last one among them."""
     found = [event for event in read_events(path) if event["event"] == "sample"]
-    return [(event["step"], event["text"][:2000]) for event in spread(found, most)]
+    spread = found[:: -(len(found) // most) - 1]  # from the end
+    return [(event["step"], event["text"][:2000]) for event in reversed(spread)]
 
 
 def seconds_of(path: Path) -> dict[str, str]:
@@ -291,7 +292,7 @@ def seconds_of(path: Path) -> dict[str, str]:
         elif event["event"] in ("begin", "end"):
             seconds.update(event.get("seconds") or session)
             session.clear()
-    return {name: f"{s:,.1f} s, {s / seconds.total():.1%}" for name, s in seconds.items()}
+    return {name: f"{s:,.1f} s, {s / (seconds.total() or 1):.1%}" for name, s in seconds.items()}
 
 
 def verdicts_of(path: Path, run: Fields, reference: list[str]) -> dict[str, str]:
@@ -305,12 +306,6 @@ def verdicts_of(path: Path, run: Fields, reference: list[str]) -> dict[str, str]
         except UserError as error:  # the two do not compare, which is a verdict, too
             found[name] = str(error)
     return found
-
-
-def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most some items, evenly spaced, with the first and the last one."""
-    count = min(len(items), most)
-    return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
 
 
 def extremes(points: Sequence[Sequence[float]], most: int) -> list[list[float | None]]:

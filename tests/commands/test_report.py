@@ -11,7 +11,7 @@ import yaml
 from reported import HOSTILE, SAMPLE, data_of, write_run
 
 from gpt_lightning.cli import main
-from gpt_lightning.commands.runs import PAGE_BYTES, extremes, spread
+from gpt_lightning.commands.runs import PAGE_BYTES, SAMPLES, extremes
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_the_policy_allows_the_style_and_the_script_of_the_page_alone():
     for kind in ("style", "script"):
         (inside,) = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
+        assert f"{kind}-src 'sha256-{digest}'" in policy  # else write it into report.html
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|innerHTML|\son\w+=|style=", text)
 
 
@@ -117,9 +117,6 @@ def test_few_points_are_all_kept_and_many_keep_their_extremes(count):
     assert len(kept) <= 14
     for take in (min, max):
         assert not points or take(p[3] for p in kept) == pytest.approx(take(p[3] for p in points))
-    assert spread(points, 400) == points
-    assert spread(points, 3)[-1:] == points[-1:]
-    assert len(spread(points, 3)) == min(count, 3)
 
 
 def test_more_runs_than_a_page_has_room_for_are_an_error(monkeypatch, capsys):
@@ -168,6 +165,17 @@ def test_a_session_without_an_end_has_the_time_of_its_phases():
     write_run(Path("run"), [3.0], events=[begin, phase, begin | {"step": 1}, phase, end, phase])
     times = table(data_of(page_of("run")), "Wall time")
     assert times == {"validation": ["6.0 s, 85.7%"], "train": ["1.0 s, 14.3%"]}
+
+
+def test_many_samples_are_spread_and_the_last_is_kept():
+    samples = [{"event": "sample", "step": step, "text": "é" * 9999} for step in range(500)]
+    write_run(Path("run"), [3.0], events=samples)
+    (found,) = data_of(page_of("run"))["samples"]
+    steps = [step for step, _ in found]
+    assert SAMPLES / 2 < len(steps) <= SAMPLES
+    assert steps == sorted(steps)
+    assert (steps[0] < 50, steps[-1]) == (True, 499)
+    assert {len(text) for _, text in found} == {2000}
 
 
 def test_settings_are_those_of_the_configuration():
