@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from json import dumps, loads
 from math import isfinite, isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, explained, new_path, write_atomic
@@ -279,7 +279,7 @@ def facts_of(folders: list[Path], curves: dict[str, Fields], reference: list[str
 def samples_of(path: Path, most: int) -> list[tuple[int, str]]:
     """Return steps and beginnings of at most some samples of a run, the last one among them."""
     found = [event for event in read_events(path) if event["event"] == "sample"]
-    spread = found[:: -(len(found) // most) - 1]  # from the end
+    spread = found[:: -(len(found) // most) - 1]  # the last one first
     return [(event["step"], event["text"][:2000]) for event in reversed(spread)]
 
 
