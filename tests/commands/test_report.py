@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from reported import HOSTILE, SAMPLE, data_of, write_run
+from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.runs import PAGE_BYTES, SAMPLES, extremes
@@ -183,3 +184,18 @@ def test_settings_are_those_of_the_configuration():
     assert yaml.safe_load(Path("run/config.yaml").read_text())["infinite"] == float("inf")
     settings = table(data_of(page_of("run")), "All settings")
     assert settings == {"infinite": ["inf"], "text": ["é\u2028"]}
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_command_its_machine_and_its_samples():
+    Path("my.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    own = ["--data.text_file=my.txt", "--samples.max_new_tokens=4", "--run_name=mine"]
+    own += ["--trainer.max_steps=4", "--trainer.limit_val_batches=1"]
+    assert main(["fit", *TINY_RUN, *own]) == 0
+    data = data_of(page_of("lightning_logs/mine"))
+    facts = table(data, "What was trained, by which command, on which machine")
+    assert facts["command"][0].startswith("gpt-lightning fit ")
+    assert facts["software"][0].startswith("gpt_lightning ")
+    assert "parameters" in facts["model"][0]
+    assert facts["devices"] == ["1"]
+    assert data["samples"][0][-1][1]
