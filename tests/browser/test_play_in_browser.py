@@ -66,7 +66,8 @@ def page(server, request):
 
 
 def written(page, number=0) -> str:
-    page.wait_for_function("document.getElementById('status').textContent === 'done'")
+    # wait_for_function would need eval, which the page's policy forbids
+    page.locator("#status", has_text="done").wait_for(timeout=20_000)
     return page.locator(".text").nth(number).text_content()
 
 
