@@ -101,7 +101,6 @@ PAGES = {
     "data": Page("The loader", ("data --device cpu",), time="batch_ms"),
     "dtypes": Page("dtypes under autocast", ("dtypes --device cpu,cuda-rules",)),
     "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
-    "overhead": Page("Costs of the Trainer and the callbacks", ("overhead --device cpu",), "a_ms"),
     "generate": Page(
         "Sampling against the naive loop and transformers",
         (

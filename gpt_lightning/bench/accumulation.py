@@ -43,4 +43,8 @@ def measure_sum(
         total += x.type(total.dtype) if upcast else x
     found = total.item()
     status = "ok" if f"{found:.4f}" == f"{published:.4f}" else "mismatch"
-    return {"sum": found, "error": found - ADDEND * TIMES, "status": status}
+    return {
+        "sum": found,
+        "error": found - ADDEND * TIMES,
+        "status": status,
+    }

@@ -184,7 +184,11 @@ class CourseModel(nn.Module):
         self.config = config
         rope = RoPE(C // config.n_head, config.block_size)
         h = nn.ModuleList([CourseBlock(config, rope) for _ in range(config.n_layer)])
-        transformer = {"wte": nn.Embedding(V, C), "h": h, "ln_f": RMSNorm(C)}
+        transformer = {
+            "wte": nn.Embedding(V, C),
+            "h": h,
+            "ln_f": RMSNorm(C),
+        }
         self.transformer = cast(Any, nn.ModuleDict(transformer))
         self.transformer.checkpointing = False
         self.lm_head = nn.Linear(C, V, bias=False)

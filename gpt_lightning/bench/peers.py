@@ -53,7 +53,7 @@ def measure_peers(row: Row) -> Values:
     both = {}
     for name, module in (("ours", model), ("theirs", peer)):
         adamw = torch.optim.AdamW(module.to(device).parameters(), lr=1e-4)
-        both[name] = Training(module, batch, row.dtype, row.compile, optimizer=adamw, norm="none")
+        both[name] = Training(module, batch, row.dtype, row.compile, optimizer=adamw, clip=False)
         both[name].block(warmup=0, steps=1)
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
     found = dict(timing.compare(blocks, row.rounds))

@@ -256,7 +256,7 @@ def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
     """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
     updates = row.mode == "full-step"
-    train = Training(model, batch, row.dtype, optimizer=adamw, norm="none", updates=updates)
+    train = Training(model, batch, row.dtype, optimizer=adamw, clip=False, updates=updates)
 
     def phase(name: str) -> Any:
         return record_function(f"step / {name}")

@@ -83,8 +83,7 @@ class Training:
         compiled: Compile the model.
         micro_batches: Forward and backward passes on the batch before an update.
         optimizer: Optimizer; None: the one of `fit_optimizer`.
-        norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
-            does. check: raise only. none: neither.
+        clip: Clip gradients to MAX_NORM and raise if their norm is not finite, as `fit` does.
         updates: Run the optimizer; False: only free the gradients.
     """
 
@@ -94,7 +93,7 @@ class Training:
     compiled: bool = False
     micro_batches: int = 1
     optimizer: Any = None
-    norm: str = "clip"
+    clip: bool = True
     updates: bool = True
 
     def __post_init__(self) -> None:
@@ -129,10 +128,9 @@ class Training:
                 self.scaler.scale(part).backward()
         with phase("optimizer"):
             if self.updates:
-                if self.norm != "none":
+                if self.clip:
                     self.scaler.unscale_(self.optimizer)
-                    limit = MAX_NORM if self.norm == "clip" else None
-                    norm = optim.clip_gradients(self.model.parameters(), limit)
+                    norm = optim.clip_gradients(self.model.parameters(), MAX_NORM)
                     if not self.scaler.is_enabled() and not norm.isfinite():
                         raise RuntimeError(f"the gradient's norm is {norm.item()}")
                 self.scaler.step(self.optimizer)

@@ -26,7 +26,6 @@ TINY = {
     "generate": "--device cpu --sizes tiny --tokens 4 --every 2 --rounds 1 --batches 1,2",
     "matmul": "--device cpu --squares 8,16 --sizes none --dtypes fp32 --steps 1 --warmup 1",
     "memory": f"{SHAPE} --modes inference,training --checkpointing false",
-    "overhead": "--device cpu --pairs raw:raw,raw:trainer --steps 1 --warmup 1 --rounds 1",
     "peers": "--device cpu --sizes tiny --contexts 8,16 --dtypes fp32 --compile false --rounds 1",
     "profile": f"{SHAPE} --modes training,full-step --steps 1 --warmup 0",
     "sizes": f"{SHAPE} --warmup 0,1 --steps 1",
