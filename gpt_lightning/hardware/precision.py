@@ -90,6 +90,12 @@ def cuda_has_bf16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def cpu_bf16_units() -> list[str]:
+    """Return the names of the CPU's units that multiply bfloat16; torch 2.10 reports none."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
+
+
 def fastest_precision(accelerator: str) -> tuple[str, str]:
     """Return the fastest safe precision of a device as the Trainer names it, and the reason.
 
@@ -103,9 +109,7 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", "this GPU has no bfloat16"
     if kind != "cpu":
         return "32-true", f"nothing faster is known to be safe on {kind}"
-    # torch 2.10 has none
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if units := [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]:
+    if units := cpu_bf16_units():
         return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
     return "32-true", "PyTorch reports no bfloat16 units of this CPU"
 

@@ -14,6 +14,7 @@ from gpt_lightning.training.optim import (
     mix,
     place_steps,
 )
+from gpt_lightning.training.optimizers import muon as muon_file
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize
 
 NANOGPT = {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup_steps": 100}
@@ -98,8 +99,9 @@ def train(model: GPT, optimizer: torch.optim.Optimizer, steps: int) -> None:
         optimizer.step()
 
 
-def test_muon_adamw_equals_the_two_side_by_side():
+def test_muon_adamw_equals_the_two_side_by_side(monkeypatch):
     """Bit for bit: a stack of matrices has the arithmetic of single ones on a CPU."""
+    monkeypatch.setattr(muon_file, "iteration_dtype", lambda device_type: torch.bfloat16)
     ours, theirs = tiny(), tiny()
     optimizer = make_muon(ours)
     train(ours, optimizer, 3)
@@ -180,6 +182,19 @@ def test_a_stack_is_as_near_to_the_polynomial_as_single_matrices(shape):
     single = [_zeropower_via_newtonschulz(matrix, coefficients, 5, 1e-7) for matrix in x]
     ours = (orthogonalize(x, coefficients, 5) - exact).norm()
     assert ours < 1.5 * (torch.stack(single) - exact).norm()
+
+
+@pytest.mark.parametrize(("units", "largest"), [({}, 1e-5), ({"avx512_bf16": True}, 0.1)])
+def test_a_cpu_that_emulates_bfloat16_iterates_in_float32(units, largest, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units, raising=False)
+    muon_file.iteration_dtype.cache_clear()
+    try:
+        x, coefficients = torch.randn(1, 8, 32), (3.4445, -4.7750, 2.0315)
+        error = orthogonalize(x, coefficients, 5)[0] - newton_schulz(x[0].double(), coefficients)
+        assert largest / 100 < error.abs().max() < largest
+        assert muon_file.iteration_dtype("cuda") == torch.bfloat16
+    finally:
+        muon_file.iteration_dtype.cache_clear()
 
 
 def newton_schulz(x: torch.Tensor, coefficients: tuple[float, float, float]) -> torch.Tensor:

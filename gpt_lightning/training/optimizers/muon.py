@@ -3,9 +3,11 @@
 Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. A GPT-2 has four shapes of
 matrices. Launching torch.optim.Muon's 30 kernels for each of GPT-2 124M's 48 matrices takes longer
 than running them. Here each shape is one batch, and the device can skip a step without a wait. The
-arithmetic is torch.optim.Muon's, in its order: on a CPU the weights have equal bytes.
+arithmetic is torch.optim.Muon's, in its order: on a CPU that multiplies bfloat16 the weights have
+equal bytes. Other CPUs emulate bfloat16 in 10 to 20 times the time, and iterate in float32.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,6 +18,7 @@ from torch.optim import Muon, Optimizer
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
+from gpt_lightning.hardware.precision import cpu_bf16_units
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.optim import local, make_adamw
@@ -160,20 +163,27 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int) -> Tensor:
     return shards.redistribute(placements=[Shard(1 - source)]).to_local()
 
 
+@functools.cache
+def iteration_dtype(device_type: str) -> torch.dtype:
+    """Return bfloat16, or float32 for a CPU that does not multiply bfloat16."""
+    emulated = device_type == "cpu" and not cpu_bf16_units()
+    return torch.float32 if emulated else torch.bfloat16
+
+
 def orthogonalize(x: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
     """Return matrices with the singular vectors of x and singular values near 1.
 
     Args:
         x: n matrices, (n, rows, columns).
         coefficients: a, b and c of the polynomial a X + b (X X^T) X + c (X X^T)^2 X.
-        steps: Newton-Schulz iterations, in bfloat16.
+        steps: Newton-Schulz iterations, in `iteration_dtype`.
 
     Returns:
         (n, rows, columns), in the dtype of x.
     """
     a, b, c = coefficients
     tall = x.size(1) > x.size(2)
-    y = (x.mT if tall else x).bfloat16()
+    y = (x.mT if tall else x).to(iteration_dtype(x.device.type))
     y = y / y.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1
     for _ in range(steps):
         gram = y @ y.mT
