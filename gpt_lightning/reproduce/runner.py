@@ -81,11 +81,13 @@ class CaseRun:
         rows: list[Row] = []
 
         def begin(module: GPTModule) -> None:
-            tqdm.write("\n".join([*self._head, f"\n{intro}", console.header()]))
+            ours = read_settings(module)
+            data = "loaded {train_tokens} tokens, 1 epoch = {epoch_batches} batches".format(**ours)
+            tqdm.write("\n".join([*self._head, f"\n{intro}", data, console.header()]))
             self._head.clear()
             for observation in seen:
                 show(observation)
-            self._check(rung, read_settings(module))
+            self._check(rung, ours)
 
         def show(seen: Observation) -> None:
             theirs = published.losses.get((seen.step, seen.split))

@@ -149,11 +149,13 @@ def update_settings(module: GPTModule) -> Fields:
 def data_settings(module: GPTModule) -> Fields:
     """Return the tokens, the shape of a batch, the seed, and the evaluations if there are any."""
     trainer, data = module.trainer, cast(TokenDataModule, token_data(module.trainer))
-    reader = data.reader
+    reader, tokens = data.reader, data.training_tokens()
+    batch = [reader.settings.batch_size, reader.block_size]
     settings = {
         "tokenizer": data.manifest.tokenizer["name"],
-        "train_tokens": data.training_tokens(),
-        "batch": [reader.settings.batch_size, reader.block_size],
+        "train_tokens": tokens,
+        "epoch_batches": tokens // math.prod(batch),
+        "batch": batch,
         "seed": reader.seed,
     }
     if "val" in data.manifest.splits:

@@ -75,6 +75,9 @@ def test_the_best_row_compares_up_to_where_ours_came():
     assert row.verdict == Verdict.OK
 
 
+DATA = {"train_tokens": 338025, "epoch_batches": 2640}
+
+
 @pytest.fixture
 def case_run(tmp_path, monkeypatch):
     # a case that has no published settings
@@ -140,7 +143,7 @@ def training(monkeypatch):
     planted.calls = calls
     monkeypatch.setattr(runner.training, "run_cli", planted)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
-    monkeypatch.setattr(runner, "read_settings", lambda module: {})
+    monkeypatch.setattr(runner, "read_settings", lambda module: DATA)
     monkeypatch.setattr(runner, "plot_losses", lambda path, *of: path.write_bytes(b"a picture"))
     return planted
 
@@ -172,7 +175,10 @@ def test_a_rung_is_run_with_its_settings_and_compared(training, case_run, capsys
     case_run.run(rung)
     out = capsys.readouterr().out
     machine = "\n".join(f"{name:<9} {fact}" for name, fact in case_run.machine.items())
-    assert out.startswith(f"{CASE.title}\n{machine}\n\none: a + b; as published\n")
+    assert out.startswith(
+        f"{CASE.title}\n{machine}\n\none: a + b; as published\n"
+        "loaded 338025 tokens, 1 epoch = 2640 batches\n"
+    )
     ((argv, folder),) = training.calls
     assert argv == [
         "fit", "--config=a", "--config=b", "--samples.max_new_tokens=0",
@@ -217,7 +223,7 @@ def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
     monkeypatch.setattr(runner, "batch_settings", lambda batches: {"order": "repeat"})
     case_run.run(replace(RUNG, name="two"))  # the rows of another rung do not count
     assert [row.verdict for row in case_run.rungs] == [Verdict.FAILED, Verdict.OK]
-    monkeypatch.setattr(runner, "read_settings", lambda module: {"order": "random"})
+    monkeypatch.setattr(runner, "read_settings", lambda module: DATA | {"order": "random"})
     case_run.run(RUNG)  # these are read before the first step
     assert [row.ours for row in case_run.settings][-2:] == ["random", "repeat"]
 
