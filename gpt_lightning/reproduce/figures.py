@@ -15,7 +15,12 @@ from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
 from gpt_lightning.files import Fields, numbered_folder, reference_rows
-from gpt_lightning.hardware.device import device_kind, free_memory, machine_record
+from gpt_lightning.hardware.device import (
+    device_kind,
+    device_name,
+    free_memory,
+    machine_record,
+)
 from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.runs.sources import load_model
@@ -50,13 +55,14 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
 def bench_of(figure: Figure) -> Outcome:
     """Return a measurement of `bench`, or the command that makes it on the report's GPU."""
     command, device = f"gpt-lightning bench {figure['command']}", figure["device"]
-    if device and not torch.cuda.is_available():
+    needed = "mps" if device.startswith("Apple") else "cuda"
+    if device and device_kind() != needed:
         return "", Verdict.SKIPPED, f"needs an {device}: {command}"
     where = [condition.split("=") for condition in figure["where"].split(";") if condition]
     rows = bench_results(figure["command"])[figure["table"]]
     row = next(row for row in rows if all(str(row[key]) == value for key, value in where))
     ours, verdict, note = compare(row[figure["field"]], figure)
-    if device and device not in (here := torch.cuda.get_device_name()):
+    if device and device not in (here := device_name(torch.device(needed))):
         verdict, note = "", f"this is {here}, theirs an {device}"
     return ours, verdict, note
 

@@ -50,8 +50,10 @@ def test_dtypes_and_sums_have_a_verdict_and_the_rest_its_command(capsys, monkeyp
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with an A100 whose benchmarks have measured what the report has."""
+    step = {"timer_ms": 33.0, "products": 0.52, "total_ms": 68.0, "products_calls": 37.0}
+    speed_up = {"dtype": "fp16", "over_fp32": 2.1, "elementwise": 0.2}
     tables = {
-        "rows": [{"timer_ms": 33.0, "products": 0.52, "total_ms": 68.0, "products_calls": 37.0}],
+        "rows": [step | speed_up],
         "ranges": [
             {"range": "step", "kernels_ms": 99.0, "span_ms": 99.0},
             {"range": "step / optimizer", "kernels_ms": 3.0, "span_ms": 25.0},
@@ -69,7 +71,11 @@ def gpu(monkeypatch):
     monkeypatch.setattr(figures, "machine_record", lambda argv: {"command": " ".join(argv)})
     monkeypatch.setattr(figures.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(figures.torch.cuda, "get_device_name", lambda *_: "NVIDIA A100-SXM4-80GB")
-    tables["rows"][0] |= dtypes.PUBLISHED
+    tables["rows"][0] |= {
+        row["field"]: row["published"]
+        for row in reference_rows("figures.csv", "profile-report")
+        if row["command"].startswith("dtypes ")
+    }
     return tables, calls
 
 
@@ -87,9 +93,11 @@ def test_a_gpu_measures_each_command_once_and_compares(gpu):
     assert verdicts["full step ms, 4 x 512, fp16"] == "ok"
     assert verdicts["full step ms, 16 x 1024, fp32"] == "FAIL"
     assert verdicts["products' calls in the forward"] == ""
+    assert verdicts["speed-up of fp16 over fp32, 4 x 512"] == "FAIL"  # 47% less is 1.9 times
+    assert verdicts["speed-up of fp16 over fp32, 16 x 1024"] == "ok"  # 55% less is 2.2 times
     assert found["optimizer's span ms"]["ours"] == "25"
     assert found["optimizer's span ms"]["note"] == "from 8 to 24"
-    assert len(calls) == len({tuple(call) for call in calls}) == 8
+    assert len(calls) == len({tuple(call) for call in calls}) == 11
     assert " ".join(calls[0]) == "bench profile --model course --shapes 4x512 --modes inference"
 
 
@@ -102,7 +110,8 @@ def test_another_gpu_has_figures_without_a_verdict(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_the_benches_have_the_options_and_the_columns(name):
+def test_the_benches_have_the_options_and_the_columns(name, monkeypatch):
+    monkeypatch.setattr(figures.torch.backends.mps, "is_available", lambda: True)
     for row in reference_rows("figures.csv", name):
         if row["measure"] != "bench":
             continue
@@ -152,3 +161,26 @@ def test_the_sizes_of_gpt2_have_their_losses_on_openwebtext(openwebtext, monkeyp
         figures, "reference_rows", lambda *names: [row | {"low": "10", "high": "12"}]
     )
     assert main(["reproduce", "openwebtext"]) == 0
+
+
+def test_each_row_of_the_course_is_a_figure_with_the_hardware_that_it_needs(gpu, monkeypatch):
+    ends = [row for row in reference_rows("figures.csv", "systems-course") if row["device"]]
+    assert len({row["figure"] for row in ends}) == len(ends) == 32
+    theirs = sorted(float(row["total_ms"]) for row in reference_rows("end_to_end.csv"))
+    # figures.csv has six digits and, in two rows, five
+    assert sorted(float(row["published"]) for row in ends) == pytest.approx(theirs, rel=3e-4)
+    tables, calls = gpu
+    tables["rows"] = [{"forward_backward_mean_ms": 500.0}]
+    monkeypatch.setattr(figures.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(figures, "device_kind", lambda: "mps")
+    monkeypatch.setattr(figures, "device_name", lambda device: f"Apple M3 on {device}")
+    for figure in ends:
+        calls.clear()
+        ours, verdict, note = figures.bench_of(figure)
+        if "RTX" in figure["device"]:
+            needs = f"needs an RTX PRO 6000: gpt-lightning bench {figure['command']}"
+            assert (ours, verdict, note) == ("", "skipped", needs)
+        else:
+            assert (ours, verdict) == ("500", "")
+            assert note == "this is Apple M3 on mps, theirs an Apple MacBook Air"
+            assert "--compile true" in figure["command"]  # their flag was ignored without it
