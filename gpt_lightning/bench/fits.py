@@ -152,9 +152,7 @@ def timed_fit(options: list[str]) -> Values:
     speed = recorder.speed
     assert speed is not None
     return {
-        "step_ms": speed.step_ms,
-        "tokens_per_sec": speed.tokens_per_sec,
-        "mfu": speed.mfu,
+        **{name: getattr(speed, name) for name in ("step_ms", "tokens_per_sec", "mfu")},
         "warmup_s": speed.seconds.get("compile and warm-up"),
         "graphs": compiled_graphs() - graphs,
         "attention": speed.attention,
