@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu test-null-gpu faults mutants stubs versions pages docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu test-null-gpu faults mutants stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -75,6 +75,12 @@ try-%:
 
 pages: $(DEV) ## Measure the pages in benchmarks/ that take minutes, compare with the last time
 	$(BIN)/python benchmarks/pages.py
+
+course-page: $(DEV) ## Measure the systems course's report on this machine (hours) and write its page
+	$(BIN)/python -m experiments.course
+	mkdir -p benchmarks/course
+	cd lightning_logs/report/course && find . -name '*.png' -o -name report.md \
+	  | tar cf - -T - | tar xf - -C $(CURDIR)/benchmarks/course
 
 docs: $(DOCS) ## Build the documentation site in build/site
 	$(BIN)/python docs/build_site.py
