@@ -99,9 +99,7 @@ PAGES = {
         tables=("attention",),
     ),
     "data": Page("The loader", ("data --device cpu",), time="batch_ms"),
-    "dtypes": Page(
-        "dtypes under autocast", ("dtypes --device cpu,cuda-rules",), tables=("layer_norms",)
-    ),
+    "dtypes": Page("dtypes under autocast", ("dtypes --device cpu,cuda-rules",), "", ("norms",)),
     "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
     "generate": Page(
         "Sampling against the naive loop and transformers",

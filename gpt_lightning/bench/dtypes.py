@@ -55,9 +55,9 @@ def layer_norms(rows: Sequence[Row]) -> Tables:
                 name: (norm(tensor.to(dtype)) - kernel_norm(tensor.double())).abs().max().item()
                 for name, tensor in inputs.items()
             }
-            row = BENCH.tables["layer_norms"]
+            row = BENCH.tables["norms"]
             found.append(row(str(dtype).removeprefix("torch."), arithmetic, **errors))
-    return {"layer_norms": found}
+    return {"norms": found}
 
 
 def kernel_norm(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def test_a_cpu_keeps_layer_norm_in_16_bits_and_nothing_else_differs():
 
 
 def test_layer_norm_loses_bits_in_16_bits_and_everything_in_float16_written_out():
-    rows = {(row.dtype, row.arithmetic): row for row in layer_norms([])["layer_norms"]}
+    rows = {(row.dtype, row.arithmetic): row for row in layer_norms([])["norms"]}
     whole, bf16, fp16 = (rows[d, "kernel"] for d in ("float32", "bfloat16", "float16"))
     for name in ("normal_error", "mean_8_error", "channel_1000_error"):
         # float32 has 24 bits, float16 11, bfloat16 8; a factor of 2^13 and of 2^3 between them
