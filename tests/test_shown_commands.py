@@ -40,7 +40,7 @@ TINY = [
 ]
 TEXT = ["--data.corpus=null", "--data.dataset=null", "--data.text_file=my.txt"]
 KNOWN = ("fit", "prepare", "data", "sample", "eval", "export", "configs", "checkpoint")
-KNOWN += ("doctor", "resume", "validate", "runs", "plot")
+KNOWN += ("doctor", "resume", "validate", "runs", "plot", "report")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ Equal tokens are equal data only if text, tokenizer and context are equal; token
 from pathlib import Path
 
 from gpt_lightning.errors import UserError, warn
-from gpt_lightning.files import numbered_folder
+from gpt_lightning.files import Fields, numbered_folder
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.cases import Curve
 from gpt_lightning.reproduce.published import as_run, find_curve, interpolate, read_curve
@@ -15,7 +15,7 @@ from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_curves
 from gpt_lightning.tables.pictures import plot_runs
-from gpt_lightning.tables.rows import Console, row_type, write_report
+from gpt_lightning.tables.rows import Console, Row, row_type, write_report
 
 PICTURE = "curves.png"
 CHARACTERS = 65  # tiny Shakespeare's, the text of all curves with the tokenizer char
@@ -42,8 +42,31 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
         UserError: There is no such curve or run, or the two have nothing to compare.
     """
     curve, path = find_curve(name), find_run(run)
+    curves = read_curves(path)
+    rows, line = compared(path, curves, name)
+    title, folder = f"{path} against {curve.title}", numbered_folder(root)
+    write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
+    plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
+    console = Console(AgainstRow)
+    evaluations = [row for row in rows if row.split != "batch"]  # hundreds more, in losses.csv
+    print(title, console.header(), *map(console.line, evaluations), sep="\n")
+    print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
+
+
+def compared(path: Path, curves: Fields, name: str) -> tuple[list[Row], str]:
+    """Return the losses of a run beside a published curve, and the last difference in words.
+
+    Args:
+        path: Run folder.
+        curves: Curves of the run.
+        name: Name of the curve.
+
+    Raises:
+        UserError: The two have nothing to compare.
+    """
+    curve = find_curve(name)
     check_tokenizer(path, curve)
-    curves, theirs = read_curves(path), read_curve(curve)
+    theirs = read_curve(curve)
     rows = [
         AgainstRow(split, tokens, loss, published, loss - published)
         for split, (key, _) in SPLITS.items()
@@ -60,13 +83,7 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
         f"you are {end.difference:+.4f} at {end.tokens / 1e6:,.4g} M tokens "
         f"({SPLITS[end.split][1]} {end.ours:.4f}, theirs {end.theirs:.4f})"
     )
-    title, folder = f"{path} against {curve.title}", numbered_folder(root)
-    write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
-    plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
-    console = Console(AgainstRow)
-    evaluations = [row for row in rows if row.split != "batch"]  # hundreds more, in losses.csv
-    print(title, console.header(), *map(console.line, evaluations), sep="\n")
-    print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
+    return rows, line
 
 
 def check_tokenizer(run: Path, curve: Curve) -> None:

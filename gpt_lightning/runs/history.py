@@ -25,9 +25,11 @@ from gpt_lightning.runs.folders import RunPaths, choose_run, lock_folder
 COLUMNS: dict[str, Fields] = yaml_beside(__file__)
 NAMES = RunPaths(Path())
 # types of the values of rows and events, and keys that an event has; other values are numbers
-KINDS: Fields = dict.fromkeys(("event", "name", "state", "reason"), str)
-KINDS |= {"time": int | float, "seconds": int | float | dict, "settings": dict, "steps": int}
+KINDS: Fields = dict.fromkeys(("event", "name", "state", "reason", "text"), str)
+KINDS |= {"time": int | float, "seconds": int | float | dict, "steps": int}
+KINDS |= dict.fromkeys(("settings", "facts"), dict)
 NEEDED = {"begin": "steps", "settings": "settings", "phase": "name seconds", "end": "state reason"}
+NEEDED |= {"sample": "text"}
 TAKE: Fields = {"min": min, "median": statistics.median, "max": max}
 
 
@@ -39,10 +41,11 @@ class Timeline:
 
     Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
     steps of the whole run, or 0, and `peak_flops`, to which MFU is relative, or null; `settings`
-    with all `settings` of the session; `phase` with `name` and `seconds`, at the end of each time
-    that is no training, and for a stall; `tokens` with `perf/tokens`, those of the whole run; `end`
-    with `state`, `reason`, and `seconds` by phase. The run's lock is held while the session lives,
-    so that one without an end is known to run or to be killed.
+    with all `settings` of the session, and `facts`, its command, machine and banner; `sample` with
+    a generated `text`; `phase` with `name` and `seconds`, at the end of each time that is no
+    training, and for a stall; `tokens` with `perf/tokens`, those of the whole run; `end` with
+    `state`, `reason`, and `seconds` by phase. The run's lock is held while the session lives, so
+    that one without an end is known to run or to be killed.
 
     Args:
         folder: Run folder.
@@ -143,10 +146,10 @@ def read_rows(path: Path, needed: tuple[str, ...] = ("time",)) -> list[Fields]:
     if not path.exists():
         return []
     check_regular(path, "restore the file, or move it away")
-    rows = []
+    rows, decode = [], json.JSONDecoder(parse_constant=lambda word: None).decode
     for number, line in enumerate(path.read_bytes().splitlines(True), 1):
         try:
-            rows.append(checked_row(json.loads(line, parse_constant=lambda word: None), needed))
+            rows.append(checked_row(decode(line.decode()), needed))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if line.endswith(b"\n"):
                 raise UserError(
@@ -190,15 +193,19 @@ def flat(settings: Any, prefix: str = "") -> Fields:
     return {k: v for name in settings for k, v in flat(settings[name], f"{prefix}{name}.").items()}
 
 
-def read_changes(run: Path) -> Fields:
+def read_changes(run: Path, kind: str = "settings") -> Fields:
     """Return the settings of a run; `0.008 -> 0.004 at step 280` for what a resume has changed.
+
+    Args:
+        run: Run folder.
+        kind: `facts` returns the facts of its sessions instead, which earlier versions do not have.
 
     Raises:
         UserError: config.yaml or timeline.jsonl is damaged.
     """
     events = [event for event in read_events(run) if event["event"] == "settings"]
-    sessions = [(event["step"], flat(event["settings"])) for event in events]
-    sessions = sessions or [(0, read_settings(run))]
+    sessions = [(event["step"], flat(event.get(kind) or {})) for event in events]
+    sessions = sessions or [(0, read_settings(run) if kind == "settings" else {})]
     words = sessions[0][1]
     for (_, last), (step, settings) in pairwise(sessions):
         changed = {key for key in settings if key in last and settings[key] != last[key]}
@@ -291,7 +298,7 @@ def read_curves(run: Path) -> Fields:
     the first step; the pauses between sessions are left out.
 
     Returns:
-        `train`, `train_eval` and `val`, and `rate` in tokens/s: tuples of step, tokens, wall
+        `train`, `train_eval`, `val`, `mfu`, and `rate` in tokens/s: tuples of step, tokens, wall
         seconds, value (NaN where unknown). `phases`: name, begin and duration in wall seconds.
 
     Raises:
@@ -312,6 +319,7 @@ def read_curves(run: Path) -> Fields:
         "train_eval": points("train/eval_loss"),
         "val": points("val/loss"),
         "rate": points("perf/tokens_per_sec"),
+        "mfu": points("perf/mfu"),
         "phases": [
             (event["name"], elapsed(event["time"]) - event["seconds"], event["seconds"])
             for event in events

@@ -1,6 +1,5 @@
 """Pictures of results: losses, runs, and quantities of a sweep over a size."""
 
-import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gpt_lightning.files import yaml_beside
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import Row, Values, short_names
 
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
@@ -105,15 +104,6 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
     figure.legend(loc="outside lower center", fontsize="small")
     for path in paths:
         figure.savefig(path, metadata={"Title": mark})
-
-
-def short_names(runs: Sequence[str]) -> list[str]:
-    """Return names of runs for a legend: NAME of FOLDER/NAME/version_N, or more of it."""
-    for kept in (r"\1", r"\1/\2"):
-        names = [re.sub(r".*?([^/]+)/(version_\d+)$", kept, run) for run in runs]
-        if len(set(names)) == len(runs):
-            return names
-    return list(runs)
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -161,6 +162,15 @@ def csv_text(rows: Sequence[Row]) -> str:
     writer.writerows([vars(row) for row in rows[:1]])
     writer.writerows(vars(row).values() for row in rows)
     return text.getvalue()
+
+
+def short_names(runs: Sequence[str]) -> list[str]:
+    """Return names of runs for a legend: NAME of FOLDER/NAME/version_N, or more of it."""
+    for kept in (r"\1", r"\1/\2"):
+        names = [re.sub(r".*?([^/]+)/(version_\d+)$", kept, run) for run in runs]
+        if len(set(names)) == len(runs):
+            return names
+    return list(runs)
 
 
 def read_report(folder: Path) -> Values:

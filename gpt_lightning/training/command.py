@@ -27,7 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.hardware import distributed as ranks
-from gpt_lightning.hardware.device import version
+from gpt_lightning.hardware.device import machine_record, version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
@@ -37,6 +37,7 @@ from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
+from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
@@ -120,8 +121,8 @@ def flat(config: str) -> str:
 class SaveConfig(SaveConfigCallback):
     """Write config.yaml when the work begins, so that a command with an error leaves no folder.
 
-    timeline.jsonl gets the settings of each session of training too, and TensorBoard gets them with
-    the session's command and commit.
+    timeline.jsonl gets the settings of each session of training too, with the banner, the command,
+    the commit and the machine; TensorBoard gets them with the command and the commit.
     """
 
     def __init__(self, *args: Any, argv: list[str], **kwargs: Any):
@@ -148,8 +149,11 @@ class SaveConfig(SaveConfigCallback):
         self.on_test_start(trainer, pl_module)
         speed = steps.find_callback(trainer, SpeedMonitor)
         if speed and speed.timeline:
+            banner, device = steps.find_callback(trainer, RunReport), trainer.strategy.root_device
+            facts = (banner.facts if banner else {}) | machine_record(self.argv, device)
+            facts["devices"] = str(trainer.world_size)
             settings = yaml.safe_load(self.text)
-            speed.timeline.write("settings", trainer.global_step, settings=settings)
+            speed.timeline.write("settings", trainer.global_step, settings=settings, facts=facts)
         if trainer.is_global_zero:
             head = f"# {parsing.shell_command(self.argv)}\n# gpt_lightning {version()}\n"
             write_text(trainer, "run/config", head + self.text)

@@ -44,12 +44,14 @@ class RunReport(Callback):
     """Print a banner at the start and a summary at the end, and log the hyperparameters."""
 
     def __init__(self) -> None:
+        self.facts: Facts = {}  # the banner
         self.trained = False  # this session has trained
         self.validated = 0  # step of the last validation
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            print_facts(trainer, self._banner(trainer, pl_module))
+            self.facts = self._banner(trainer, pl_module)
+            print_facts(trainer, self.facts)
 
     def _banner(self, trainer: Trainer, module: GPTModule) -> Facts:
         config, settings = module.config, module.settings

@@ -16,7 +16,7 @@ from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.parsing import Seed, checked
-from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
@@ -25,7 +25,7 @@ from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 @checked("samples")
 @dataclass(eq=False)
 class SampleText(Callback):
-    """Write generated text to the console and TensorBoard after each validation.
+    """Write generated text to the console, timeline.jsonl and TensorBoard after each validation.
 
     Args:
         max_new_tokens: Tokens per sample; 0 turns samples off.
@@ -55,6 +55,9 @@ class SampleText(Callback):
             bar = trainer.progress_bar_callback
             (bar.print if bar else print)(textwrap.indent(text, "    "))
             write_text(trainer, "samples/text", text)
+            speed = find_callback(trainer, SpeedMonitor)
+            if speed and speed.timeline:
+                speed.timeline.write("sample", trainer.global_step, text=text)
 
     def _active(self, trainer: Trainer) -> bool:
         takes_part = trainer.is_global_zero or is_sharded(trainer)  # rank 0 needs all shards
