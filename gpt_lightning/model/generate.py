@@ -51,6 +51,7 @@ def generate(
     on_tokens: Callable[[list[int]], object] | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    on_logits: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
     """Continue each sequence by max_new_tokens tokens.
 
@@ -76,6 +77,8 @@ def generate(
         on_tokens: Function that gets the B tokens of each step. A true result ends all rows.
         min_p: Sample only among those at least min_p times as probable as the likeliest token.
         repetition_penalty: Penalty of `penalized` for the tokens of the sequence; 1: none.
+        on_logits: Function that gets the logits (B, V) of each step, before temperature and filters
+            and before on_tokens gets the tokens.
 
     Returns:
         int64 (B, T + max_new_tokens), prompts included; fewer tokens if on_tokens has ended it.
@@ -100,6 +103,8 @@ def generate(
             start = first if remembered else 0
             logits = model(tokens[:, first:n], start, caches).float()  # (B, V)
             logits = penalized(logits, tokens[:, :n], how.repetition_penalty)[:, : how.vocab_size]
+            if on_logits is not None:
+                on_logits(logits)
             drawn = sample_token(
                 logits, how.temperature, how.top_k, generator, how.top_p, how.min_p
             )

@@ -31,7 +31,7 @@ from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 LINE_S = 60.0  # longest time between two lines of training
 Facts = dict[str, str]  # name -> text of a line
 # commands and an address: their lines are not broken
-PASTED = ("sample", "validate", "look", "in browser")
+PASTED = ("sample", "play", "validate", "look", "in browser")
 METRICS = {
     "train/loss": "loss {:.4f}",
     "perf/step_ms": "{:.1f} ms/step",
@@ -136,6 +136,7 @@ class RunReport(Callback):
         if checkpoint and checkpoint.enabled and folder:
             run = shlex.quote(str(folder))
             facts["sample"] = f"{program()} sample {run}"
+            facts["play"] = f"{program()} play {run}"
             if self.validated < trainer.global_step and any(trainer.num_val_batches):
                 facts["validate"] = f"{program()} validate {run} --ckpt_path last"
         for events in trainer.loggers:
