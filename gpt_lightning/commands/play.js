@@ -1,14 +1,10 @@
 // The page of `gpt-lightning play`: asks this machine for texts, and shows tokens as they come.
 
 const byId = (id) => document.getElementById(id);
-const token = new URLSearchParams(location.search).get("token");
+const token = location.search; // ?token=..., which each request needs
 const numbers = ["temperature", "top_p", "min_p", "max_new_tokens", "seed"];
 const sections = [...document.querySelectorAll("section")];
 let running = null; // AbortController of the texts that are being written
-
-function address(path) {
-  return `${path}?token=${encodeURIComponent(token)}`;
-}
 
 function say(line, isError = false) {
   byId("status").textContent = line;
@@ -24,10 +20,6 @@ function element(name, text, className = "") {
 
 // ---- settings ----------------------------------------------------------------------------------
 
-function showNumber(input) {
-  input.parentElement.querySelector("output").textContent = input.value;
-}
-
 function setMode(compares) {
   byId("one").setAttribute("aria-pressed", String(!compares));
   byId("two").setAttribute("aria-pressed", String(compares));
@@ -35,7 +27,7 @@ function setMode(compares) {
 }
 
 async function listCheckpoints() {
-  const answer = await fetch(address("/checkpoints"));
+  const answer = await fetch("/checkpoints" + token);
   if (!answer.ok) throw new Error(await answer.text());
   const names = await answer.json();
   for (const section of sections) {
@@ -65,7 +57,7 @@ async function write(section, asked, signal) {
   const text = section.querySelector(".text");
   text.replaceChildren();
   const body = JSON.stringify({ ...asked, checkpoint: section.querySelector("select").value });
-  const answer = await fetch(address("/generate"), { method: "POST", body, signal });
+  const answer = await fetch("/generate" + token, { method: "POST", body, signal });
   if (!answer.ok) throw new Error(await answer.text());
   let ended = false;
   for await (const event of events(answer)) {
@@ -159,8 +151,9 @@ function move(event) {
 }
 
 for (const name of numbers) {
-  byId(name).addEventListener("input", (event) => showNumber(event.target));
-  showNumber(byId(name));
+  const input = byId(name), output = input.parentElement.querySelector("output");
+  input.addEventListener("input", () => { output.textContent = input.value; });
+  input.dispatchEvent(new Event("input"));
 }
 for (const section of sections) {
   const text = section.querySelector(".text");
@@ -178,10 +171,9 @@ byId("prompt").addEventListener("keydown", (event) => {
 });
 byId("again").addEventListener("click", () => {
   byId("seed").value = (Number(byId("seed").value) + 1) % 10000;
-  showNumber(byId("seed"));
+  byId("seed").dispatchEvent(new Event("input"));
   start();
 });
 byId("stop").addEventListener("click", stop);
-byId("one").addEventListener("click", () => setMode(false));
-byId("two").addEventListener("click", () => setMode(true));
+for (const id of ["one", "two"]) byId(id).addEventListener("click", () => setMode(id === "two"));
 listCheckpoints().catch((error) => say(error.message, true));
