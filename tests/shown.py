@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = re.compile(r"^(\w+ .*)?gpt[-_]lightning (?!-m )", re.MULTILINE)
 TITLE = re.compile(r'sh title="needs: ([^"]+)"')
 NEED = re.compile(
-    r"(a|one|two|eight) (GPU|Mac|network|cluster|bucket|machine)s?( with [\w ]+)?"
+    r"(a|one|two|eight) (GPU|Mac|browser|network|cluster|bucket|machine)s?( with [\w ]+)?"
     r"|minutes|hours|minutes to hours|\d+ GB of disk|pip install \w+"
 )
 

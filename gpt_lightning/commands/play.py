@@ -29,8 +29,8 @@ from gpt_lightning.files import Fields
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint
 
 QUEUE = 8  # requests that wait while one is computed
-MAX_BYTES, MAX_CHARACTERS, MAX_TOKENS = 2**17, 20_000, 2_000  # of a request, a prompt, a text
-TOP_K = 200  # as in `sample`, whose texts the page repeats
+MAX_BYTES, MAX_CHARACTERS, MAX_TOKENS = 2**17, 20_000, 2_000  # limits: request, prompt, text
+TOP_K = 200  # that of `sample`, whose texts the page repeats
 LIKELIEST = 10  # tokens that the page shows for each place
 FILES = {"/": "html", "/play.css": "css", "/play.js": "javascript"}
 HEADERS = {
@@ -71,7 +71,7 @@ def play(
     try:
         server = PlayServer(port, path, read)
     except (OSError, OverflowError) as error:
-        raise UserError(f"--port {port} cannot be used ({error}): give another one") from error
+        raise UserError(f"port {port} cannot be used ({error}): give another one") from error
     with server:
         url = f"http://localhost:{server.server_port}/?token={server.token}"
         print(f"{url}\nCtrl-C ends it", flush=True)

@@ -67,18 +67,17 @@ def generate(
         max_new_tokens: Number of tokens to add.
         temperature: Divisor of the logits; 0 takes the most likely token.
         top_k: Sample only among the k most likely tokens.
-        generator: Source of the random numbers, on the model's device. In a list of B generators
-            each row has its own, and a row's tokens do not depend on the other rows.
+        generator: Source of the random numbers, on the model's device; a list has one for each of
+            the B rows, whose tokens then do not depend on the other rows.
         vocab_size: Size of the tokenizer's vocabulary; rows beyond it, padding, are not sampled.
-        dtype: dtype of the matrix products; None: the weights' own, or the Decoder's. bfloat16
-            halves the bytes to read, which take most of the time, and occasionally changes a token.
+        dtype: dtype of the matrix products; None: the weights' own, or the Decoder's. bfloat16 has
+            half the bytes, which take most of the time, and occasionally changes a token.
         top_p: Sample only among the most likely tokens whose probabilities, after temperature and
             top_k, add up to top_p.
         on_tokens: Function that gets the B tokens of each step. A true result ends all rows.
         min_p: Sample only among those at least min_p times as probable as the likeliest token.
         repetition_penalty: Penalty of `penalized` for the tokens of the sequence; 1: none.
-        on_logits: Function that gets the logits (B, V) of each step, before temperature and filters
-            and before on_tokens gets the tokens.
+        on_logits: Function that gets the logits (B, V) of a step before its tokens are drawn.
 
     Returns:
         int64 (B, T + max_new_tokens), prompts included; fewer tokens if on_tokens has ended it.
@@ -90,24 +89,21 @@ def generate(
     if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
         model = make_decoder(model, dtype, pack=how.max_new_tokens >= PACKED_FROM)
     check_tokens("idx", idx, model.config)
-    T, end = idx.size(1), idx.size(1) + how.max_new_tokens
+    T = idx.size(1)
     plain = torch.autocast(idx.device.type, enabled=False)
     with torch.inference_mode(), plain, sdpa_kernel(EVERY_LENGTH):
         block_size = model.config.block_size
-        caches = model.new_caches(len(idx), min(end, block_size))
-        tokens = idx.new_empty(len(idx), end)
-        tokens[:, :T] = idx
-        for n in range(T, end):  # tokens so far
+        tokens = torch.cat([idx, idx.new_empty(len(idx), how.max_new_tokens)], dim=1)
+        caches = model.new_caches(len(idx), min(tokens.size(1), block_size))
+        for n in range(T, tokens.size(1)):  # tokens so far
             remembered = model.remembers and T < n <= block_size
             first = n - 1 if remembered else max(0, n - block_size)
-            start = first if remembered else 0
-            logits = model(tokens[:, first:n], start, caches).float()  # (B, V)
+            logits = model(tokens[:, first:n], first * remembered, caches).float()  # (B, V)
             logits = penalized(logits, tokens[:, :n], how.repetition_penalty)[:, : how.vocab_size]
             if on_logits is not None:
                 on_logits(logits)
-            drawn = sample_token(
-                logits, how.temperature, how.top_k, generator, how.top_p, how.min_p
-            )
+            filters = (how.top_p, how.min_p)
+            drawn = sample_token(logits, how.temperature, how.top_k, generator, *filters)
             tokens[:, n : n + 1] = drawn
             if on_tokens is not None and on_tokens(drawn[:, 0].tolist()):
                 tokens = tokens[:, : n + 1]
