@@ -154,7 +154,8 @@ def expectations(text: str) -> Iterator[str]:
 
 def explain_yaml(error: yaml.YAMLError) -> str:
     """Return the place of a mistake in a YAML text, and the fix."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
     problem = (problem or one_line(error)).replace("tag:yaml.org,2002:", "!!")
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")

@@ -146,7 +146,8 @@ def random_token_options(
 
 def timed_fit(options: list[str]) -> Values:
     """Run `fit` in a temporary folder; return SpeedMonitor's times, and facts of the run."""
-    recorder, graphs = RunRecorder(lambda seen: None, each_step=False), compiled_graphs()
+    recorder = RunRecorder(lambda seen: None, each_step=False)
+    graphs = compiled_graphs()
     with tempfile.TemporaryDirectory() as folder:
         training.run_cli(["fit", *options], callbacks=[recorder], folder=Path(folder))
     speed = recorder.speed

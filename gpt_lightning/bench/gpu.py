@@ -98,7 +98,8 @@ def measure_size(row: Row) -> Values:
     arguments = [*fits.size_options(row.size), *row.fit_options]
     arguments += [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
     parsed = fits.parse_fit(arguments)
-    config, dtype = GPTConfig(**parsed.model.config.as_dict()), fits.dtype_of(parsed, device)
+    config = GPTConfig(**parsed.model.config.as_dict())
+    dtype = fits.dtype_of(parsed, device)
     torch.set_float32_matmul_precision(parsed.model.matmul_precision)
     if row.model == "ours":
         train = partial(train_ours, row, arguments, parsed)

@@ -165,7 +165,8 @@ def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -
     Returns:
         Folder of the dataset, data_dir/random-VOCAB_SIZE-N_TOKENS.
     """
-    folder, dtype = data_dir / f"random-{vocab_size}-{n_tokens}", token_dtype(vocab_size)
+    folder = data_dir / f"random-{vocab_size}-{n_tokens}"
+    dtype = token_dtype(vocab_size)
     if not (folder / MANIFEST).exists():
         folder.mkdir(parents=True, exist_ok=True)
         tokens = np.random.default_rng(0).integers(vocab_size, size=n_tokens)

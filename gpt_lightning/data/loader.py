@@ -187,7 +187,8 @@ class TrainLoader(Place):
         """
         if self._fetches:
             (epoch, position), rows = self._next_place(), self.batch_size * self.world
-            n, began = min(self.accumulate, self.epoch_batches - position), time.perf_counter()
+            n = min(self.accumulate, self.epoch_batches - position)
+            began = time.perf_counter()
             self.source.read(epoch, position * rows, n * rows, self.rank, self.world)
             self.wait_s += time.perf_counter() - began
 

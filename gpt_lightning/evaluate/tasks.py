@@ -341,7 +341,8 @@ def find_file(task: str, folder: str | None) -> Path:
     """
     names, url = FILES[task]["names"], FILES[task]["url"]
     cache = Path(platformdirs.user_cache_dir("gpt-lightning")) / "evaluate"
-    place, address = cache if folder is None else Path(folder), url.rpartition("::")[2]
+    place = cache if folder is None else Path(folder)
+    address = url.rpartition("::")[2]
     for name in names:
         if (place / name).is_file():
             return place / name

@@ -118,7 +118,10 @@ class Meeting:
 
     def lead(self, facts: Mapping[str, str]) -> None:
         """Give all others the facts of this process, and end with them if one of them differs."""
-        store, missing, line, code = self._store(), set(range(1, self.count)), "", EXIT_AGAIN
+        store = self._store()
+        missing = set(range(1, self.count))
+        line = ""
+        code = EXIT_AGAIN
         store.set(self.key, json.dumps(facts))
         try:
             while missing and not line:

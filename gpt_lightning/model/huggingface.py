@@ -85,7 +85,9 @@ def check_settings(path: Path, settings: Fields, shape: Fields, has_head: bool) 
         shape: Keys of GPTConfig, as the tensors have them.
         has_head: True if there is a tensor of the head.
     """
-    C, heads, dropout = (shape["n_embd"], settings.get("n_head"), settings.get("resid_pdrop"))
+    C = shape["n_embd"]
+    heads = settings.get("n_head")
+    dropout = settings.get("resid_pdrop")
     sizes = {"n_layer": shape["n_layer"], "n_embd": C, "n_inner": 4 * C}
     sizes |= {"n_positions": shape["block_size"], "vocab_size": shape["vocab_size"]}
     wrong = {

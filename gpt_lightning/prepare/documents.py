@@ -249,7 +249,8 @@ def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _parquet(file: BinaryIO, entry: Input) -> Any:
     """Open a Parquet file and read its footer."""
-    pyarrow, parquet = optional("pyarrow", "data"), optional("pyarrow.parquet", "data")
+    pyarrow = optional("pyarrow", "data")
+    parquet = optional("pyarrow.parquet", "data")
     try:
         return parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError) as error:

@@ -64,7 +64,8 @@ def attempts(
             if not is_passing(error, first):
                 fix = "check the address, the connection and the permissions"
                 raise UserError(f"cannot {action} {url}: {reason}; {fix}") from error
-            waited_s, damaged = time.monotonic() - began, isinstance(error, DamageError)
+            waited_s = time.monotonic() - began
+            damaged = isinstance(error, DamageError)
             if attempt >= ATTEMPTS and (damaged or waited_s >= patience_s):
                 raise (UserError if damaged else OutageError)(
                     f"cannot {action} {url} after {attempt} attempts ({reason}): check the "

@@ -220,7 +220,8 @@ def batch_size_on(record: RunRecord, ranks: int) -> int | None:
     Raises:
         UserError: The ranks cannot share them evenly.
     """
-    before, sequences = record.environment.get("ranks"), record.data_identity.get(MICRO_BATCH)
+    before = record.environment.get("ranks")
+    sequences = record.data_identity.get(MICRO_BATCH)
     if before in (None, ranks) or sequences is None:
         return None
     if sequences % ranks:

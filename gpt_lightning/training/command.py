@@ -149,7 +149,8 @@ class SaveConfig(SaveConfigCallback):
         self.on_test_start(trainer, pl_module)
         speed = steps.find_callback(trainer, SpeedMonitor)
         if speed and speed.timeline:
-            banner, device = steps.find_callback(trainer, RunReport), trainer.strategy.root_device
+            banner = steps.find_callback(trainer, RunReport)
+            device = trainer.strategy.root_device
             facts = (banner.facts if banner else {}) | machine_record(self.argv, device)
             facts["devices"] = str(trainer.world_size)
             settings = yaml.safe_load(self.text)

@@ -33,7 +33,9 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
             order; or a callback would reset the step of a resumed run.
     """
     trainer = module.trainer
-    data, fitting, path = token_data(trainer), is_fitting(trainer), Path(str(trainer.ckpt_path))
+    data = token_data(trainer)
+    fitting = is_fitting(trainer)
+    path = Path(str(trainer.ckpt_path))
     theirs = Checkpoint.of(checkpoint, path)
     loader = data.reader.train_loader if fitting and data is not None else None
     if path.name.startswith(TUNERS_FILES):  # this run, before the Tuner's trials

@@ -148,7 +148,8 @@ def check_epoch(trainer: Trainer, batches: int) -> None:
             it is shorter than trainer.val_check_interval, which counts within epochs.
     """
     run: Any = trainer
-    used, steps = limited(batches, run.limit_train_batches), run.accumulate_grad_batches
+    used = limited(batches, run.limit_train_batches)
+    steps = run.accumulate_grad_batches
     if used % steps and not run.fast_dev_run:
         key = "overfit" if run.overfit_batches else "limit_train"
         raise UserError(
@@ -205,12 +206,14 @@ def options_for(old: StepShape, batch_size: int, data: Any, trainer: Any) -> lis
         trainer: Trainer or its settings; val_check_interval counts micro-batches, and
             limit_val_batches batches, if they are integers.
     """
-    new, interval = old.with_batch_size(batch_size), getattr(trainer, "val_check_interval", None)
+    new = old.with_batch_size(batch_size)
+    interval = getattr(trainer, "val_check_interval", None)
     limit, evaluated = getattr(trainer, "limit_val_batches", None), data.eval_batch_size
     found = {"data.batch_size": batch_size}
     if data.tokens_per_step is None:
         found["trainer.accumulate_grad_batches"] = new.accumulate
-    old_eval, new_eval = evaluated or old.batch_size, min(evaluated or batch_size, batch_size)
+    old_eval = evaluated or old.batch_size
+    new_eval = min(evaluated or batch_size, batch_size)
     if evaluated and new_eval != evaluated:
         found["data.eval_batch_size"] = new_eval
     if type(interval) is int and new.accumulate != old.accumulate:

@@ -39,7 +39,8 @@ class EvaluateTasks(steps.StepCallback):
         self._due = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        tokenizer, watchdog = run_tokenizer(trainer), steps.find_callback(trainer, Watchdog)
+        tokenizer = run_tokenizer(trainer)
+        watchdog = steps.find_callback(trainer, Watchdog)
         if self.settings.every_n_steps is None and not trainer.limit_val_batches:
             raise UserError(
                 "evaluation.tasks follow the validations, and trainer.limit_val_batches is 0: set "

@@ -156,7 +156,8 @@ def exchanged(x: Tensor, weights: list[Tensor], source: int) -> Tensor:
     from torch.distributed.tensor import DTensor, Shard
 
     rows, columns = like.shape
-    shape, stride = torch.Size((len(weights), rows, columns)), (rows * columns, columns, 1)
+    shape = torch.Size((len(weights), rows, columns))
+    stride = (rows * columns, columns, 1)
     shards = DTensor.from_local(
         x.contiguous(), like.device_mesh, [Shard(source)], shape=shape, stride=stride
     )
