@@ -23,10 +23,9 @@ from urllib.parse import parse_qs, urlsplit
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.commands.sample import Text, load
-from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.runs.folders import RunPaths, find_checkpoint
+from gpt_lightning.runs.folders import RunPaths
 
 QUEUE = 8  # requests that wait while one is computed
 MAX_BYTES, MAX_CHARACTERS, MAX_TOKENS = 2**17, 20_000, 2_000  # limits: request, prompt, text
@@ -105,26 +104,19 @@ class PlayServer(ThreadingHTTPServer):
     request_queue_size = 128  # connections that come at once
 
     def __init__(self, port: int, source: str, read: Callable[[str], Any]):
+        from gpt_lightning.runs.sources import find_model  # it imports torch
+
         self.token, self.ending = secrets.token_urlsafe(24), False
         self.model = lru_cache(maxsize=2)(read)
         self.checkpoints = {"model": source}
-        if Path(source).is_dir() and not is_exported(Path(source)):
-            source = str(find_checkpoint(Path(source)))
-        run = None if is_remote(source) else RunPaths.of_checkpoint(Path(source))
-        if run and Path(source).is_file():
-            names = [Path(source), *(saved.path for saved in reversed(run.saved()))]
+        path = find_model(source) if Path(source).exists() else Path(source)
+        if path.is_file() and (run := RunPaths.of_checkpoint(path)):
+            names = [path, *(saved.path for saved in reversed(run.saved()))]
             self.checkpoints = {path.stem: str(path) for path in names}
         self.model(next(iter(self.checkpoints.values())))  # mistakes end the command
         self.places = threading.BoundedSemaphore(QUEUE + 1)
         self.computing = threading.Lock()
         super().__init__(("127.0.0.1", port), PlayHandler)
-
-
-def is_exported(folder: Path) -> bool:
-    """Return whether a folder is a model in Hugging Face's format."""
-    from gpt_lightning.model.huggingface import is_folder  # it imports torch
-
-    return is_folder(folder)
 
 
 class PlayHandler(BaseHTTPRequestHandler):

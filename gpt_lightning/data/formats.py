@@ -190,7 +190,9 @@ FORMATS = {
     "megatron": TokenFormat("{split}_{index}.bin", "(?!)", lambda *_: b"", _read_megatron),
 }
 # names from file_name, and of the files besides the shards
-SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
+SHARD_FILE = re.compile(
+    r".*\.npy|meta\.pkl|tokenizer\.json|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin"
+)
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -316,18 +318,21 @@ def _meta(characters: str) -> Fields:
 
 
 def extras(file_format: str, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the files that a format needs besides the shards, by name: nanogpt's meta.pkl.
+    """Return the files of a dataset besides the shards, by name: meta.pkl, tokenizer.json.
 
-    It holds the vocabulary of characters; the tokenizer gpt2 needs none.
+    nanogpt's meta.pkl holds the vocabulary of characters; the tokenizer gpt2 needs none.
 
     Raises:
         UserError: The format does not know the tokenizer.
     """
-    if file_format != "nanogpt" or tokenizer.name == "gpt2":
+    if file_format == "nanogpt" and tokenizer.name == "gpt2":
         return {}
+    spec = tokenizer.spec()
+    if file_format != "nanogpt":
+        return {"tokenizer.json": spec["json"].encode()} if "json" in spec else {}
     if tokenizer.name != "char":
         raise UserError(
             f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
             "them, or give another format"
         )
-    return {META: pickle.dumps(_meta(tokenizer.spec()["characters"]), protocol=4)}
+    return {META: pickle.dumps(_meta(spec["characters"]), protocol=4)}

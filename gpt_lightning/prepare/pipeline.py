@@ -24,10 +24,11 @@ from gpt_lightning.data.formats import capacity, extras, file_header, file_name
 from gpt_lightning.data.manifest import SPLITS, Manifest, Shard, TextOrigin
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
-from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype, train_bpe
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, json_digest, replacement, write_atomic
 from gpt_lightning.output import progress_bar
+from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import MIN_TOKENS, Settings, exact, split_borders
@@ -61,18 +62,22 @@ def prepare_documents(
     """
     check_main_guard()
     chosen = settings.tokenizer
+    place = target.out.resolve()
+    root = place.with_name(f".{place.name}.parts")
+    target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
+    target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
+    target = dataclasses.replace(target, has_contents=partial(_has_contents, inputs, settings))
+    if settings.trains:
+        if there := target.existing():
+            return there, False
+        settings = trained(inputs, settings, root)
     tokenizer = None if chosen == "char" else settings.build_tokenizer()
     if not tokenizer or tokenizer.eot_token is None:
         fix = "use the tokenizer gpt2, or give one text file"
         raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
     extras(settings.format, tokenizer)
-    place = target.out.resolve()
-    root = place.with_name(f".{place.name}.parts")
     job = Job.below(root, settings)
-    target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
-    target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
-    target = dataclasses.replace(target, has_contents=partial(_has_contents, inputs, settings))
     if settings.shard_index is not None and not target.existing():
         units = plan_units(inputs, settings.text_field)
         _make_units(job, units[settings.shard_index :: settings.shard_count])
@@ -81,8 +86,48 @@ def prepare_documents(
     made = target.make_once(partial(_make, job, inputs, name, target, tokenizer))
     shutil.rmtree(job.folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds work of other settings
+        if chosen != settings.tokenizer:
+            Path(settings.tokenizer).unlink(missing_ok=True)
         root.rmdir()
     return made
+
+
+def trained(inputs: Sequence[Input], settings: Settings, root: Path) -> Settings:
+    """Return the settings with the file of a tokenizer that is trained on the training documents.
+
+    It is trained in this process, and once for equal inputs and settings.
+
+    Args:
+        inputs: Files of the documents.
+        settings: Settings with a tokenizer bpe:N.
+        root: Folder of unfinished work.
+
+    Raises:
+        UserError: The documents are ids, or too few.
+    """
+    key = json_digest([fingerprint(inputs), settings.of_documents()])[:12]
+    path = root / f"{key}-tokenizer.json"
+    if not path.exists():
+        print(f"training {settings.tokenizer} on the training documents", flush=True)
+        made = train_bpe(settings.tokenizer, _training_texts(inputs, settings))
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, made.content.encode())
+    return dataclasses.replace(settings, tokenizer=str(path))
+
+
+def _training_texts(inputs: Sequence[Input], settings: Settings) -> Iterator[str]:
+    reader = Documents(settings.text_field, settings.errors)
+    units = plan_units(inputs, settings.text_field)
+    with progress_bar(sum(unit.size for unit in units)) as bar:
+        for unit in units:
+            for entry in unit.files:
+                for text, where in reader.read(entry, unit.start, unit.stop):
+                    if not isinstance(text, str):
+                        raise UserError(f"{where()}: ids are no text to train a tokenizer on")
+                    digest = hashlib.sha256(text.encode()).digest()
+                    if not hashed_splits(np.frombuffer(digest, "<u8")[:1], settings)[0]:
+                        yield text
+            bar.update(unit.size)
 
 
 def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, str]) -> bool:
@@ -151,13 +196,21 @@ def _make(
     facts = {"inputs": target.wanted["inputs"], "sizes": sizes, "contents": contents}
     write_atomic(folder / "new" / INPUTS, json.dumps(facts).encode() + b"\n")
     recorded = settings.of_documents() | {
+        "tokenizer": target.wanted["tokenizer"],
         "documents": int(assembly.documents.sum()),
         "skipped": sum(record.skipped for record in records.values()),
         "replaced": sum(record.replaced for record in records.values()),
     }
-    origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
-    spec, vocab_size, dtype = tokenizer.spec(), tokenizer.vocab_size, assembly.dtype.name
-    manifest = Manifest(spec, vocab_size, dtype, origin, recorded, splits, settings.format)
+    manifest = Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=assembly.dtype.name,
+        source=TextOrigin(name, int(assembly.text_bytes.sum()), assembly.sha256),
+        settings=recorded,
+        splits=splits,
+        format=settings.format,
+        text_bytes={split: int(assembly.text_bytes[SPLITS.index(split)]) for split in splits},
+    )
     return target.deliver(folder, manifest)
 
 
@@ -245,7 +298,7 @@ class Assembly:
         n_blocks: Number of blocks of a split.
         sizes: Tokens of each block of each split, (splits, blocks).
         documents: Documents of each split, (splits,).
-        text_bytes: Bytes of all texts in UTF-8.
+        text_bytes: Bytes of each split's texts in UTF-8, (splits,).
         sha256: SHA-256 of all documents' SHA-256, which is equal for equal texts in equal order,
             independent of their files.
 
@@ -267,7 +320,7 @@ class Assembly:
         shuffled = settings.shuffle is not None
         self.n_blocks = 1 + self.n_tokens // BUCKET_TOKENS if shuffled else len(pieces)
         self.sizes = np.zeros((len(SPLITS), self.n_blocks), np.int64)
-        self.documents, self.text_bytes = np.zeros(len(SPLITS), np.int64), 0
+        self.documents, self.text_bytes = np.zeros((2, len(SPLITS)), np.int64)
         digest = hashlib.sha256()
         for index, piece in enumerate(pieces):
             table = piece.table()
@@ -275,7 +328,7 @@ class Assembly:
             blocks = self._buckets(self._keys(index)) if shuffled else np.full(len(table), index)
             np.add.at(self.sizes, (splits, blocks), table["tokens"])
             self.documents += np.bincount(splits, minlength=len(SPLITS))
-            self.text_bytes += int(table["bytes"].sum())
+            np.add.at(self.text_bytes, splits, table["bytes"])
             digest.update(table["sha256"].tobytes())
         self.sha256 = digest.hexdigest()
 
@@ -285,13 +338,9 @@ class Assembly:
         By hash, equal documents get the same split: validation text that is also trained on would
         lower the validation loss.
         """
-        settings = self.settings
-        if settings.split_by != "fraction":
+        if self.settings.split_by != "fraction":
             hashes = np.ascontiguousarray(table["sha256"]).view("<u8")[::4]  # first of four words
-            # hashes below 2**64: below the first border is val, below the second test
-            val, test = exact(settings.val_fraction), exact(settings.test_fraction)
-            first, second = (np.uint64(int(share * 2**64)) for share in (val, val + test))
-            return np.where(hashes < first, 1, np.where(hashes < second, 2, 0))
+            return hashed_splits(hashes, self.settings)
         lengths = table["tokens"]
         starts = self._before[index, 1] + np.cumsum(lengths) - lengths
         borders = [first for first, _ in self.splits.values()]
@@ -384,6 +433,19 @@ class Assembly:
             tokens.append(np.fromfile(tokens_path, self.dtype, count, offset=offset))
         keys, lengths = np.concatenate(rows, 1)
         return reordered(np.concatenate(tokens), lengths, np.argsort(keys))
+
+
+def hashed_splits(hashes: np.ndarray, settings: Settings) -> np.ndarray:
+    """Return the numbers in SPLITS of documents by the hashes of their texts, int64 (documents,).
+
+    Args:
+        hashes: First 8 bytes of the texts' SHA-256, uint64 (documents,). Below a first border they
+            are validation, below a second one test.
+        settings: Settings of the splits.
+    """
+    val, test = exact(settings.val_fraction), exact(settings.test_fraction)
+    first, second = (np.uint64(int(share * 2**64)) for share in (val, val + test))
+    return np.where(hashes < first, 1, np.where(hashes < second, 2, 0))
 
 
 def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:

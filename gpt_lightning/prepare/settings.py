@@ -12,6 +12,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from gpt_lightning.data import tokenizers
 from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import Format
+from gpt_lightning.data.manifest import MANIFEST
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import Seed, checked
@@ -28,8 +29,8 @@ class Settings:
     """Settings of one dataset. Those from `workers` on decide no byte of it.
 
     Attributes:
-        tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, or the folder of a
-            dataset, whose tokens are taken.
+        tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, the folder of a dataset,
+            whose tokens are taken, or bpe:N, N tokens that are trained on the training split.
         val_fraction: Share held out for validation: of one text, the last characters; of documents,
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
@@ -71,8 +72,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
             object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
-        if os.path.exists(file := f"{self.tokenizer}/tokenizer.json"):
+        file, manifest = (f"{self.tokenizer}/{name}" for name in ("tokenizer.json", MANIFEST))
+        if os.path.exists(file) and not os.path.exists(manifest):
             raise UserError(f"tokenizer is {self.tokenizer}, a folder: give its file, {file}")
+        if self.trains and self.split_by == "fraction":
+            fix = "leave split_by out, or choose the tokenizer gpt2"
+            raise UserError(f"split_by is fraction, of tokens that {self.tokenizer} lacks: {fix}")
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
@@ -89,8 +94,13 @@ class Settings:
         """Name of the tokenizer, which a tokenizer.json has when it is read first."""
         return tokenizers.tokenizer_name(self.tokenizer)
 
+    @functools.cached_property
+    def trains(self) -> bool:
+        """True if the tokenizer is bpe:N, which is trained on the training split."""
+        return tokenizers.trained_size(self.tokenizer) > 0
+
     def build_tokenizer(self, text: str | None = None) -> tokenizers.Tokenizer:
-        """Return the tokenizer; `text` is that of char.
+        """Return the tokenizer, unless it is trained; `text` is that of char.
 
         Raises:
             UserError: There is no such tokenizer, or a tokenizer.json changed since the run began.

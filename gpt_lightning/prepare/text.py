@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from gpt_lightning.data.formats import capacity, file_name
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.shards import write_stream
-from gpt_lightning.data.tokenizers import token_dtype
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype, train_bpe
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
 from gpt_lightning.output import progress_bar
@@ -25,6 +26,7 @@ from gpt_lightning.prepare.target import Made, Target
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
+TRAINING_CHARACTERS = 2**18  # a tokenizer is trained on pieces of this length
 
 
 @dataclass
@@ -205,25 +207,27 @@ def prepare_one_text(source: Path, name: str, target: Target, settings: Settings
 def _write(
     source: Path, survey: Survey, origin: TextOrigin, settings: Settings, folder: Path
 ) -> Manifest:
-    tokenizer = settings.build_tokenizer("".join(survey.characters))
+    borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
+    tokenizer = _tokenizer(source, survey, settings, borders["train"][1])
     if tokenizer.vocab_size < 2:
         raise UserError(f"{source} is made of one character, nothing to predict: give another text")
     begin_dataset(folder, tokenizer, settings)
-    borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
     again, splits, dtype = Survey(), {}, token_dtype(tokenizer.vocab_size)
+    text_bytes = Counter[str]()
     size = capacity(settings.format, settings.shard_tokens)
     chunks = decoded(source, settings.errors, again)
     text = Stream(chunks)
 
-    def tokens(n_characters: int) -> Iterator[np.ndarray]:
+    def tokens(split: str, n_characters: int) -> Iterator[np.ndarray]:
         limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
         with progress_bar(survey.n_bytes, again.n_bytes) as bar:
-            for found in map(tokenizer.encode, pieces(text.take(n_characters), limit)):
-                yield found
+            for piece in pieces(text.take(n_characters), limit):
+                text_bytes[split] += len(piece.encode())
+                yield tokenizer.encode(piece)
                 bar.update(again.n_bytes - bar.n)
 
     for split, (first, last) in borders.items():
-        stream, shards = Stream(tokens(last - first)), list[Shard]()
+        stream, shards = Stream(tokens(split, last - first)), list[Shard]()
         while stream.more():
             path = folder / file_name(settings.format, split, len(shards))
             shards.append(write_stream(path, stream.take(size), dtype, settings.format))
@@ -234,5 +238,22 @@ def _write(
         pass
     if again.sha256 != survey.sha256:
         raise UserError(f"{source}: the file changed while it was read: run prepare again")
-    spec, vocab_size, recorded = tokenizer.spec(), tokenizer.vocab_size, settings.of_text()
-    return Manifest(spec, vocab_size, dtype.name, origin, recorded, splits, settings.format)
+    return Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype.name,
+        source=origin,
+        settings=settings.of_text(),
+        splits=splits,
+        format=settings.format,
+        text_bytes=dict(text_bytes),
+    )
+
+
+def _tokenizer(source: Path, survey: Survey, settings: Settings, n_characters: int) -> Tokenizer:
+    """Return the tokenizer; one of the text's own is trained on its first characters."""
+    if not settings.trains:
+        return settings.build_tokenizer("".join(survey.characters))
+    print(f"training {settings.tokenizer} on {n_characters:,} characters", flush=True)
+    text = Stream(decoded(source, settings.errors, Survey()))
+    return train_bpe(settings.tokenizer, pieces(text.take(n_characters), TRAINING_CHARACTERS))

@@ -298,8 +298,9 @@ def read_curves(run: Path) -> Fields:
     the first step; the pauses between sessions are left out.
 
     Returns:
-        `train`, `train_eval`, `val`, `mfu`, and `rate` in tokens/s: tuples of step, tokens, wall
-        seconds, value (NaN where unknown). `phases`: name, begin and duration in wall seconds.
+        `train`, `train_eval`, `val`, `bits` per byte, `mfu`, and `rate` in tokens/s: tuples of
+        step, tokens, wall seconds, value (NaN where unknown). `phases`: name, begin and duration in
+        wall seconds.
 
     Raises:
         UserError: A file is damaged.
@@ -318,6 +319,7 @@ def read_curves(run: Path) -> Fields:
         "train": points("train/loss", updates=1),
         "train_eval": points("train/eval_loss"),
         "val": points("val/loss"),
+        "bits": points("val/bits_per_byte"),
         "rate": points("perf/tokens_per_sec"),
         "mfu": points("perf/mfu"),
         "phases": [

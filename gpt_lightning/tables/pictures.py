@@ -57,6 +57,8 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
 def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") -> None:
     """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
+    Several runs have bits per byte, too, by which those of other tokens compare.
+
     Args:
         paths: Files to write: .png, .svg or .pdf.
         runs: Run folder -> its curves, as read_curves of runs/history.py returns them. A published
@@ -64,22 +66,26 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
         mark: Title in the files' own data, which is not drawn.
     """
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4))
-    panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
-    axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
+    heights = {"time": 2.5, "bits": 2.0, "rate": 1.5, "phases": 0.2 + 0.15 * len(runs)}
+    if len(runs) == 1 or not any(run.get("bits") for run in runs.values()):
+        del heights["bits"]  # it is the loss in another unit, for runs of other tokens
+    panels: Any = [["step", "tokens"], *([name] * 2 for name in heights)]
+    axes = figure.subplot_mosaic(panels, height_ratios=[3, *heights.values()])
     bars = axes["phases"]
     found = {name for run in runs.values() for name, *_ in run.get("phases", ())}
     kinds = [*(kind for kind in PHASES if kind in found), *sorted(found - PHASES.keys())]
     for i, (label, run) in enumerate(zip(short_names(list(runs)), runs.values(), strict=True)):
         # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
         axes["step"].plot([], [], color=f"C{i}", label=" " + label.replace("$", r"\$"))
-        for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
+        for key, width in {"train": 0.7, "val": 1.8, "bits": 1.8, "rate": 1.0}.items():
             points = np.array(run.get(key, ()), dtype=float).reshape(-1, 4)
-            dots = len(points) == 1 or (key == "val" and len(points) <= 40)
+            dots = len(points) == 1 or (key in ("val", "bits") and len(points) <= 40)
             style = f"{'-' if 'rate' in run else '--'}{'o' if dots else ''}C{i}"
             step, tokens, time, value = points.T
             x = {"step": step, "tokens": tokens / 1e6, "time": time / 60}
-            for name, values in (x if key != "rate" else {"rate": x["time"]}).items():
-                axes[name].plot(values, value, style, lw=width, ms=4)
+            for name, values in (x if key in ("train", "val") else {key: x["time"]}).items():
+                if name in axes:
+                    axes[name].plot(values, value, style, lw=width, ms=4)
         for kind in kinds:
             phases = run.get("phases", ())
             spans = [(begin / 60, length / 60) for name, begin, length in phases if name == kind]
@@ -90,9 +96,11 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
         axes[name].xaxis.set_major_locator(MaxNLocator(5))
     axes["time"].set(ylabel="loss (nats per token)")
     axes["rate"].set(ylabel="tokens/s", ylim=(0, None))
+    if "bits" in axes:
+        axes["bits"].set(ylabel="bits per byte")
     bars.set_xlabel("wall time (minutes); bars: no training")
     bars.set_yticks(range(0, -len(runs), -1))
-    for name in ("rate", "phases"):
+    for name in heights.keys() - {"time"}:
         axes[name].sharex(axes["time"])
     axes["time"].set_xlim(left=0)  # compilation precedes the first loss
     for panel in axes.values():

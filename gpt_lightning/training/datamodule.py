@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -191,7 +192,7 @@ class TokenDataModule(LightningDataModule):
         name = f"{split}_dataloader"
         return getattr(type(self), name) is getattr(TokenDataModule, name)
 
-    def evaluated_part(self, split: str, positions: int) -> dict[str, int]:
+    def evaluated_part(self, split: str, positions: int) -> Fields:
         """Return the metrics of an evaluation that say on how many tokens it is.
 
         Args:
@@ -210,6 +211,20 @@ class TokenDataModule(LightningDataModule):
         if positions >= whole:
             return {}
         return {f"{split}/tokens": positions, f"{split}/split_tokens": whole}
+
+    def bits_per_byte(self, split: str, loss: float) -> Fields:
+        """Return `SPLIT/bits_per_byte` of a split's mean loss in nats per token.
+
+        It is the loss times the tokens for each byte of the split's text, over ln 2, by which
+        models of different tokens compare. Empty for data whose manifest does not count the bytes,
+        and for a subclass's own loader.
+        """
+        n_bytes = self.manifest.text_bytes.get(split)
+        if not n_bytes or not self.makes(split):
+            return {}
+        return {
+            f"{split}/bits_per_byte": loss * self.manifest.tokens(split) / n_bytes / math.log(2)
+        }
 
     # ---- what setup decides --------------------------------------------------------------------
 
@@ -247,7 +262,9 @@ class TokenDataModule(LightningDataModule):
             UserError: There is no whole number of micro-batches, the Trainer has another
                 accumulation, or a validation would fall into the middle of a step.
         """
-        trainer, tokens, B = self.trainer, settings.tokens_per_step, settings.batch_size
+        trainer = self.trainer
+        tokens = settings.tokens_per_step
+        B = settings.batch_size
         if tokens is not None:
             T, ranks = block_size_of(settings), trainer.num_devices * trainer.num_nodes
             accumulate = steps.accumulation(tokens, B, T, ranks)

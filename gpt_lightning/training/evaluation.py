@@ -99,7 +99,7 @@ class EvaluatedModule(LightningModule):
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     def on_validation_epoch_end(self) -> None:
-        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
+        """Log the mean loss over the evaluated tokens in nats, the perplexity, and bits per byte.
 
         If the tokens are not the whole split, their number is logged too. The losses of further
         loaders are SPLIT/loss/dataloader_idx_N.
@@ -107,7 +107,8 @@ class EvaluatedModule(LightningModule):
         Raises:
             UserError: A loss is not finite.
         """
-        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
+        split = "test" if self.trainer.testing else "val"
+        data = token_data(self.trainer)
         fitting = steps.is_fitting(self.trainer)
         estimates = data is not None and data.settings.eval_batches is not None
         strategy, step = self.trainer.strategy, self.trainer.global_step
@@ -119,11 +120,12 @@ class EvaluatedModule(LightningModule):
             metrics["step"] = float(step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
         if data is not None and self._evaluation.sums:  # a subclass may log a loss of its own
-            tokens = data.evaluated_part(
-                split, self._evaluation.positions * self.trainer.world_size
-            )
+            positions = self._evaluation.positions * self.trainer.world_size
+            facts = data.evaluated_part(split, positions)
+            if f"{split}/loss" in metrics:
+                facts |= data.bits_per_byte(split, float(metrics[f"{split}/loss"]))
             # float64, on the CPU: MPS has none; equal on all ranks
-            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
+            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in facts.items()}
             self.log_dict(exact, sync_dist=True, rank_zero_only=True)
         if fitting:
             self._log_last_loss()

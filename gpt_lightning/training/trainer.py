@@ -22,7 +22,7 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 
-EVALUATION_METRICS = ("val/loss", "val/perplexity", "train/eval_loss")
+EVALUATION_METRICS = ("val/loss", "val/perplexity", "val/bits_per_byte", "train/eval_loss")
 STEP_METRICS = ("train/loss", "optim/grad_norm", "optim/lr")  # logged at log steps
 DURATION = r"\d+:\d\d:\d\d:\d\d"
 UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds"}

@@ -194,7 +194,7 @@ def test_the_checkpoints_of_a_run_can_be_chosen(model, monkeypatch):  # noqa: F8
 
 def test_a_port_in_use_is_an_error(server, capsys):
     assert main(["play", "a.ckpt", "--device", "cpu", "--port", str(server.server_port)]) == 2
-    assert f"--port {server.server_port} cannot be used" in capsys.readouterr().err
+    assert f"port {server.server_port} cannot be used" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_command_with_0(tmp_path):

@@ -51,7 +51,7 @@ def printed(capsys, *options) -> str:
 
 def test_the_list_is_sorted_by_the_time_of_the_start(logs, capsys):
     lines = printed(capsys).splitlines()
-    titles = "run state steps of val/loss tokens/s started MFU peak tokens reason"
+    titles = "run state steps of val/loss tokens/s started bits/byte MFU peak tokens reason"
     assert lines[0].split() == titles.split()
     assert [line.split()[0] for line in lines[1:3]] == ["new/version_1", "new/version_0"]
     assert lines[1].split()[:5] == ["new/version_1", "stopped", "2", "3", "2.5000"]

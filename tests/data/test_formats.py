@@ -5,7 +5,6 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ def test_meta_is_nanogpts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="char and gpt2, not byte"):
         extras("nanogpt", ByteTokenizer())
     for file_format in FORMATS:  # GPT-2's vocabulary needs no file beside the shards
-        assert not extras(file_format, SimpleNamespace(name="gpt2"))  # type: ignore[arg-type]
+        assert not extras(file_format, build_tokenizer("gpt2"))
 
 
 # ---- pickles -----------------------------------------------------------------------------------

@@ -148,8 +148,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     **{
         f"no {field.name}": (edit(field.name), f"'{field.name}' is missing")
         for field in dataclasses.fields(Manifest)
+        if field.name != "text_bytes"  # earlier versions have none
     },
     "format unknown": (edit("format", to="parquet"), "format 'parquet'"),
+    "bytes below 1": (edit("text_bytes", to={"train": 0}), "text_bytes is {'train': 0}"),
     "no splits": (edit("splits", to={}), "splits"),
     "a digest that leads elsewhere": (edit("splits", "train", 0, "sha256", to="../x"), "SHA-256"),
     "newer version": (edit("version", to=99), "format version 99"),

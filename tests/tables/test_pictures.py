@@ -55,6 +55,15 @@ def test_one_point_is_seen_and_published_curves_are_dashed(tmp_path, monkeypatch
     assert figure.get_suptitle().endswith("; dashed: published")
 
 
+def test_several_runs_have_bits_per_byte(tmp_path, monkeypatch):
+    run = {key: points(3) for key in ("train", "val", "bits", "rate")}
+    _, alone = drawn(monkeypatch, tmp_path, {"run": run})
+    assert "bits" not in alone  # the loss in another unit
+    _, axes = drawn(monkeypatch, tmp_path, {"run": run, "earlier": run | {"bits": []}})
+    assert lines(axes["bits"]) == [("-", "o")]
+    assert axes["bits"].get_ylabel() == "bits per byte"
+
+
 def test_any_name_of_a_folder_is_in_the_legend(tmp_path, monkeypatch):
     names = ["_mine/version_0", r"a$\b$/version_0"]
     figure, _ = drawn(monkeypatch, tmp_path, {name: {"train": points(2)} for name in names})

@@ -121,12 +121,15 @@ class RunReport(Callback):
     on_test_end = on_validation_end
 
     def _summary(self, trainer: Trainer, module: GPTModule) -> Facts:
-        metrics, checkpoint = trainer.callback_metrics, find_callback(trainer, RunCheckpoint)
+        metrics = trainer.callback_metrics
+        checkpoint = find_callback(trainer, RunCheckpoint)
         losses = [
             f"{key} {float(metrics[key]):.4f}{evaluated_part(metrics, key.partition('/')[0])}"
             for key in ("train/loss", "val/loss")
             if key in metrics
         ]
+        if "val/bits_per_byte" in metrics:
+            losses.append(f"{float(metrics['val/bits_per_byte']):.4f} bits per byte")
         if checkpoint and checkpoint.best_loss < math.inf:
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
         facts = {"loss": f"{', '.join(losses)} after {trainer.global_step:,} steps"}
@@ -341,7 +344,8 @@ def evaluation_line(metrics: Fields, split: str) -> str:
 
 def evaluated_part(metrics: Fields, split: str) -> str:
     """Return " on N of M tokens" for an evaluation that was not of the whole split, else ""."""
-    tokens, whole = metrics.get(f"{split}/tokens"), metrics.get(f"{split}/split_tokens")
+    tokens = metrics.get(f"{split}/tokens")
+    whole = metrics.get(f"{split}/split_tokens")
     if tokens is None:
         return ""
     part = "random" if whole is None else f"of {int(whole):,}"

@@ -107,11 +107,14 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     assert facts["run folder"] == "lightning_logs/a run/version_0"
     metrics, held_out = trainer.callback_metrics, len(data.reader.stream("val")) - 1
     losses = {key: float(metrics[key]) for key in ("train/loss", "val/loss")}
-    best = min(row["val/loss"] for row in logged() if "val/loss" in row)
+    bits, best = (
+        float(metrics["val/bits_per_byte"]),
+        min(row["val/loss"] for row in logged() if "val/loss" in row),
+    )
     assert facts["loss"] == (
         f"train/loss {losses['train/loss']:.4f}, "
         f"val/loss {losses['val/loss']:.4f} on 64 of {held_out:,} tokens, "
-        f"best val/loss {best:.4f} after 6 steps"
+        f"{bits:.4f} bits per byte, best val/loss {best:.4f} after 6 steps"
     )
     assert out.index("\nrun folder") < out.index("\nloss ") < out.index("\nsample ")
     found = run_hyperparameters(trainer, module)
