@@ -75,9 +75,9 @@ class Settings:
         file, manifest = (f"{self.tokenizer}/{name}" for name in ("tokenizer.json", MANIFEST))
         if os.path.exists(file) and not os.path.exists(manifest):
             raise UserError(f"tokenizer is {self.tokenizer}, a folder: give its file, {file}")
-        if self.trains and self.split_by == "fraction":
-            fix = "leave split_by out, or choose the tokenizer gpt2"
-            raise UserError(f"split_by is fraction, of tokens that {self.tokenizer} lacks: {fix}")
+        if self.trains and (self.split_by == "fraction" or self.format == "nanogpt"):
+            neither = "takes neither split_by fraction nor format nanogpt"
+            raise UserError(f"tokenizer {self.tokenizer} {neither}: leave it out")
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
