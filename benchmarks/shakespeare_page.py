@@ -1,9 +1,10 @@
-"""Write a run of `gpt-lightning reproduce shakespeare-char` into benchmarks/shakespeare_char.md.
+"""Add a run of `gpt-lightning reproduce shakespeare-char` to benchmarks/shakespeare_char.md.
 
     python benchmarks/shakespeare_page.py lightning_logs/reproduce/shakespeare-char/version_0
 
-The run may still go on: the section says how far it went. The script replaces its own section,
-copies the picture, and writes a text that the best checkpoint has generated.
+The run may still go on, or be of another seed (`--seed_everything 1338`). Its losses are kept by
+seed in rows/shakespeare_char.json, and the section has all seeds that are there. The run of the
+published seed gives the picture, and a text that its best checkpoint has generated.
 """
 
 import argparse
@@ -11,54 +12,52 @@ import contextlib
 import io
 import json
 import shutil
+import statistics
 import textwrap
 from pathlib import Path
 
 from gpt_lightning.cli import main as gpt_lightning
 
 HEADING = "## The baby GPT, trained on this CPU"
-BEST = {"the published run on a Mac (MPS, eager)": 1.4673, "nanoGPT's README": 1.4697}
-SAMPLE = "shakespeare_char_sample.txt"
-LAST_STEP, BEST_STEP = 5000, 1750  # steps of the published run
+# best validation losses of the same program: on a Mac (MPS, eager and compiled), nanoGPT's README
+PUBLISHED = [1.4673, 1.4745, 1.4697]
+SEED, LAST_STEP = "1337", 5000  # of the published runs
+PAGES = Path(__file__).parent
+ROWS, SAMPLE = PAGES / "rows" / "shakespeare_char.json", "shakespeare_char_sample.txt"
 
 
-def section(results: dict) -> str:
-    """Return the section for the content of a results.json."""
-    rows = [row for row in results["losses"] if row["split"] in ("train", "val")]
-    at = {(row["step"], row["split"]): row for row in rows}
-    steps = sorted({row["step"] for row in rows})
-    machine, last = results["machine"], steps[-1]
-    best = min((row for row in rows if row["split"] == "val"), key=lambda row: row["ours"])
-    reached = f"The run went to step {last:,} of {LAST_STEP:,}."
-    if last < BEST_STEP:
-        reached += f" The published run is best at step {BEST_STEP:,}, which it has not reached."
-    others = "; ".join(f"{name}: {loss:.4f}" for name, loss in BEST.items())
-    facts = (
-        f"`{machine['command']}`, {machine['date']}, {machine['device']}, {machine['software']}. "
-        f"{reached} Best validation loss: **{best['ours']:.4f}** at step {best['step']:,}; "
-        f"{others}."
-    )
-    lines = [
-        "| step | training loss, theirs | ours | batches | validation loss, theirs | ours "
-        "| batches | difference |",
-        "| ---: " * 8 + "|",
+def spread(losses: list[float]) -> str:
+    """Return the mean of losses and their standard deviation, which is 0 for one."""
+    deviation = statistics.stdev(losses) if losses[1:] else 0.0
+    return f"{statistics.mean(losses):.4f} (standard deviation {deviation:.4f})"
+
+
+def section(runs: dict) -> str:
+    """Return the section for the contents of results.json by the seed of the run."""
+    tables = [{(row["step"], row["split"]): row for row in run["losses"]} for run in runs.values()]
+    best = [min(at[key]["ours"] for key in at if key[1] == "val") for at in tables]
+    facts = [
+        f"Best validation loss of {len(runs)} seeds: **{spread(best)}**; the published runs of the "
+        f"same program have {', '.join(map(str, PUBLISHED))}: {spread(PUBLISHED)}."
     ]
-    for step in steps:
-        cells = [f"{step}"]
+    for seed, run in runs.items():
+        machine, verdicts = run["machine"], [row["verdict"] for row in run["losses"]]
+        facts.append(
+            f"Seed {seed}: `{machine['command']}`, {machine['date']}, {machine['device']}, "
+            f"{machine['software']}, to step {run['losses'][-1]['step']:,} of {LAST_STEP:,}; "
+            f"{verdicts.count('ok')} of {sum(map(bool, verdicts))} losses within their tolerance."
+        )
+    heads = [f"{name} loss, theirs | {' | '.join(runs)}" for name in ("training", "validation")]
+    lines = [f"| step | {' | '.join(heads)} |", "| ---: " * (3 + 2 * len(runs)) + "|"]
+    for step in sorted({step for at in tables for step, split in at if split == "val"}):
+        losses = []
         for split in ("train", "val"):
-            row = at.get((step, split))
-            theirs, batches = (row and row["theirs"]), (row and row.get("batches"))
-            cells += [
-                "" if theirs is None else f"{theirs:.4f}",
-                "" if row is None else f"{row['ours']:.4f}",
-                "" if batches is None else f"{batches}",
-            ]
-        difference = at.get((step, "val"), {}).get("difference")
-        cells.append("" if difference is None else f"{difference:+.4f}")
-        lines.append(f"| {' | '.join(cells)} |")
+            rows = [at.get((step, split), {}) for at in tables]
+            losses += [max(row.get("theirs") or 0 for row in rows), *(r.get("ours") for r in rows)]
+        lines.append(f"| {step} | {' | '.join(f'{loss:.4f}' if loss else '' for loss in losses)} |")
     parts = [
         HEADING,
-        textwrap.fill(facts, 100, break_long_words=False, break_on_hyphens=False),
+        *(textwrap.fill(f, 100, break_long_words=False, break_on_hyphens=False) for f in facts),
         "\n".join(lines),
         "![curves and differences](shakespeare_char.png)",
         f"A text of the best checkpoint: [{SAMPLE}]({SAMPLE}).",
@@ -75,21 +74,26 @@ def insert(page: str, new: str) -> str:
 
 
 def main() -> None:
-    """Update the page, the picture and the sample."""
+    """Keep the losses of a run, and update the page, the picture and the sample."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", type=Path, help="folder of the results")
     folder = parser.parse_args().results
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    pages = Path(__file__).parent
-    page = pages / "shakespeare_char.md"
-    page.write_text(insert(page.read_text(encoding="utf-8"), section(results)), encoding="utf-8")
-    shutil.copyfile(folder / "losses.png", pages / "shakespeare_char.png")
+    (seed,) = (row["ours"] for row in results["settings"] if row["setting"] == "seed")
+    runs = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
+    runs[seed] = {name: results[name] for name in ("machine", "losses")}
+    ROWS.write_text(json.dumps(dict(sorted(runs.items())), indent=1) + "\n", encoding="utf-8")
+    page = (PAGES / "shakespeare_char.md").read_text(encoding="utf-8")
+    (PAGES / "shakespeare_char.md").write_text(insert(page, section(runs)), encoding="utf-8")
+    if seed != SEED:
+        return
+    shutil.copyfile(folder / "losses.png", PAGES / "shakespeare_char.png")
     text, run = io.StringIO(), folder / results["losses"][0]["rung"]
     with contextlib.redirect_stdout(text):
         code = gpt_lightning(["sample", str(run), "--max_new_tokens", "1000"])
     if code:
         raise SystemExit(f"no sample: {run} has no checkpoint yet")
-    (pages / SAMPLE).write_text(text.getvalue(), encoding="utf-8")
+    (PAGES / SAMPLE).write_text(text.getvalue(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,26 @@ def test_a_page_has_its_command_commit_date_and_machine(tmp_path, monkeypatch):
     assert "busy" not in (tmp_path / "accumulation.md").read_text()
 
 
+def test_the_section_of_the_baby_gpt_has_each_seed_and_their_spread():
+    script = runpy.run_path(str(ROOT / "benchmarks" / "shakespeare_page.py"))
+    row = {"step": 250, "theirs": 1.5, "verdict": None}
+    runs = {
+        seed: {
+            "machine": MACHINE | {"command": f"--seed_everything {seed}"},
+            "losses": [
+                row | {"split": "train", "ours": 1.4},
+                row | {"split": "val", "ours": ours, "verdict": "ok"},
+            ],
+        }
+        for seed, ours in (("1337", 1.47), ("1338", 1.49))
+    }
+    text = " ".join(script["section"](runs).split())
+    assert "of 2 seeds: **1.4800 (standard deviation 0.0141)**" in text
+    assert "1.4673, 1.4745, 1.4697: 1.4705 (standard deviation 0.0037)" in text
+    assert "to step 250 of 5,000; 1 of 1 losses within their tolerance" in text
+    assert "| 250 | 1.5000 | 1.4000 | 1.4000 | 1.5000 | 1.4700 | 1.4900 |" in text
+
+
 def test_a_section_of_a_page_is_replaced_and_the_rest_stays():
     script = runpy.run_path(str(ROOT / "benchmarks" / "shakespeare_page.py"))
     insert, heading = script["insert"], script["HEADING"]
