@@ -28,8 +28,8 @@ class DataSettings:
         mixture: Several datasets with a weight each; validation uses the first.
         corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use.
         text_file: Path of a UTF-8 text; prepared on first use.
-        tokenizer: Tokenizer of corpus or text_file: char, byte, a tiktoken encoding such as gpt2,
-            or bpe:8192, a vocabulary of its own of this size.
+        tokenizer: Tokenizer of corpus or text_file: char, byte, a tiktoken encoding, or bpe:8192,
+            of its own.
         val_fraction: Share of corpus or text_file, at its end, that is held out for validation.
         data_dir: Folder of corpora and prepared datasets.
         block_size: Tokens T per sequence; null: model.config.block_size.

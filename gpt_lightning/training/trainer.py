@@ -33,7 +33,7 @@ TABLES: Any = yaml_beside(__file__)
 
 
 class Trainer(L.Trainer):
-    """Lightning's Trainer, whose arguments are checked and whose precision may be auto.
+    """Lightning's Trainer with checked arguments, and precision auto.
 
     Args:
         precision: Precision of training. auto: the fastest that is safe on the device, resolved

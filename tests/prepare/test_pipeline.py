@@ -623,7 +623,7 @@ def test_two_at_once(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
     late = "real = pipeline.Manifest\n"
-    late += "pipeline.Manifest = lambda *args: time.sleep(0.7) or real(*args)"
+    late += "pipeline.Manifest = lambda **facts: time.sleep(0.7) or real(**facts)"
     both = [start(source, out, late) for _ in range(2)]
     said = [process.communicate(timeout=30)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]

@@ -25,7 +25,9 @@ from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 @checked("samples")
 @dataclass(eq=False)
 class SampleText(Callback):
-    """Write generated text to the console, timeline.jsonl and TensorBoard after each validation.
+    """Write generated text after each validation.
+
+    It stands on the console, in timeline.jsonl and in TensorBoard.
 
     Args:
         max_new_tokens: Tokens per sample; 0 turns samples off.
