@@ -15,6 +15,7 @@ from gpt_lightning.hardware.device import (
     peak_memory_gib,
     reset_peak_memory,
 )
+from gpt_lightning.reproduce.arithmetic import UpdateCheck
 from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
 from gpt_lightning.reproduce.published import (
     Losses,
@@ -105,7 +106,9 @@ class CaseRun:
                 self.write()  # it may be an hour of work
 
         steps = {step for step, split in published.losses if split == "batch"}
-        recorder = RunRecorder(show, self.each_step, steps, begin)
+        check = UpdateCheck(rung.theirs)
+        updates = check.before, check.after
+        recorder = RunRecorder(show, self.each_step, steps, begin, updates)
         resume = [f"--resume={checkpoint}"] if checkpoint else []
         arguments = fit_arguments(self.case, rung, [*self.changes, *resume])
         reset_peak_memory()
@@ -122,7 +125,8 @@ class CaseRun:
             self.rungs.append(RungRow(rung.name, Verdict.ERROR, note=text))
         else:
             if not step:
-                self._check(rung, batch_settings(recorder.batches))
+                batches = batch_settings(recorder.batches, recorder.digests)
+                self._check(rung, batches | {"updates": check.found})
             if any(row.split == "val" for row in rows):
                 add(best_row(self.case, rung, published.losses, rows))
             assert recorder.speed is not None

@@ -15,7 +15,7 @@ import math
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.parsing import resolve_configs
+from gpt_lightning.reproduce.arithmetic import AS_PUBLISHED, check_model
 from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
 from gpt_lightning.tables.rows import Console, Row, Verdict, row_type
 from gpt_lightning.training import fit as training
@@ -51,9 +52,9 @@ BreakRow = row_type("case:/22 rung:/17 setting:/31 value:/15 broken_to verdict s
 
 def compare_settings(rung: Rung, ours: Fields) -> list[Row]:
     """Return a row for each setting of the published run that was read from ours."""
-    rows = []
-    for name in filter(ours.__contains__, rung.theirs):
-        a, b = text(rung.theirs[name]), text(ours[name])
+    rows, theirs = [], rung.theirs | dict.fromkeys(("arithmetic", "updates"), AS_PUBLISHED)
+    for name in filter(ours.__contains__, theirs):
+        a, b = text(theirs[name]), text(ours[name])
         rows.append(SettingRow(rung.name, name, a, b, Verdict.OK if a == b else Verdict.FAILED))
     return rows
 
@@ -71,7 +72,8 @@ def text(value: Any) -> str:
 def read_settings(module: GPTModule) -> Fields:
     """Return the settings of a run before its first step; a resumed run has no initial weights."""
     weights = {} if module.trainer.ckpt_path else initial_weights(module.model)
-    return model_settings(module.model) | weights | update_settings(module) | data_settings(module)
+    found = model_settings(module.model) | weights | update_settings(module) | data_settings(module)
+    return found | {"arithmetic": check_model(module.model)}
 
 
 def one(values: Iterable[Any]) -> Any:
@@ -165,9 +167,14 @@ def data_settings(module: GPTModule) -> Fields:
     return settings
 
 
-def batch_settings(batches: list[Batch]) -> Fields:
-    """Return the CRC-32 of the first batch, and the order of two; nothing of what was not read."""
-    settings: Fields = {}
+def batch_settings(batches: list[Batch], digests: Sequence[int] = ()) -> Fields:
+    """Return the CRC-32 of the first batches, and the order of two; nothing of what was not read.
+
+    Args:
+        batches: First two batches.
+        digests: CRC-32 of the first n batches for n = 1, 2, ...
+    """
+    settings: Fields = {f"batches_{n}": digest for n, digest in enumerate(digests, 1)}
     for x, y in batches[:1]:
         settings["first_batch"] = zlib.crc32(torch.stack([x, y]).numpy().tobytes())
         for next_x, _ in batches[1:2]:
@@ -290,5 +297,6 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
     if away and "--trainer.accelerator=cpu" not in changes:
         ours["accelerator"] = rung.device
     rows = compare_settings(rung, ours)
-    unread = [f"{name} (not read)" for name in rung.theirs if name not in (*ours, "chip")]
+    later = ("chip", *(name for name in rung.theirs if name.startswith("batches_")))
+    unread = [f"{name} (not read)" for name in rung.theirs if name not in (*ours, *later)]
     return [row.setting for row in rows if row.verdict == Verdict.FAILED] + unread

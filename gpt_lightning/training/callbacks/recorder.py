@@ -1,6 +1,7 @@
 """RunRecorder: losses and times of a run as they come. TokenLosses: the file of `predict`."""
 
 import time
+import zlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.module import GPTModule
 
 LOSSES_FILE = "token_losses.npy"
+DIGESTS = 50  # micro-batches of which a recorder keeps a digest
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,12 @@ class RunRecorder(Callback):
         steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
         begin: Function that is called with the module before the first number, when model,
             optimizer and data exist.
+        updates: Functions that are called with the module before the gradients of a step are
+            clipped, and after its update.
 
     Attributes:
         batches: First two micro-batches of this process, on the CPU.
+        digests: CRC-32 of the first n micro-batches for n = 1, 2, ..., at most 50.
         speed: Timings of a run that has ended.
     """
 
@@ -92,10 +97,12 @@ class RunRecorder(Callback):
     each_step: bool
     steps: Container[int] = ()
     begin: Callable[[GPTModule], None] = lambda module: None
+    updates: Sequence[Callable[[GPTModule], None]] = (lambda module: None,) * 2
 
     def __post_init__(self) -> None:
         self.speed: RunTimings | None = None
         self.batches: list[Batch] = []
+        self.digests: list[int] = []
         self._steps: speed.Steps = []
         self._begin = 0.0
         self._tokens = 0
@@ -109,9 +116,15 @@ class RunRecorder(Callback):
         if len(self.batches) < 2:
             x, y = batch
             self.batches.append((x.cpu(), y.cpu()))
+        if len(self.digests) < DIGESTS:
+            content = torch.stack(list(batch)).cpu().numpy().tobytes()
+            self.digests.append(zlib.crc32(content, self.digests[-1] if self.digests else 0))
         if self.each_step and self._tokens == 0:
             synchronize(pl_module.device)
             self._begin = time.perf_counter()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        self.updates[0](pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any
@@ -129,6 +142,7 @@ class RunRecorder(Callback):
             self._tokens = 0
         elif step in self.steps:
             self.show(Observation(pl_module.device, step, "batch", float(loss)))
+        self.updates[1](pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
