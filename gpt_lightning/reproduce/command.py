@@ -62,10 +62,10 @@ def run(argv: list[str]) -> int:
 
         return run_report(args.case, ROOT / args.case, argv)
     if args.selftest:
-        from gpt_lightning.reproduce.settings import run_selftest
+        from gpt_lightning.reproduce.breaks import run_selftest
 
         if ignored := [*fit_options, *(["--steps"] if args.steps is not None else [])]:
-            raise UserError(f"--selftest trains nothing: leave {ignored[0]} out")
+            raise UserError(f"--selftest sets the steps itself: leave {ignored[0]} out")
         cases = [find_case(args.case)] if args.case or args.rungs else CASES.values()
         return run_selftest([(case, r) for case in cases for r in named_rungs(case, args.rungs)])
     changes = [] if args.steps is None else [f"--trainer.max_steps={args.steps}"]

@@ -16,6 +16,7 @@ from gpt_lightning.hardware.device import (
     reset_peak_memory,
 )
 from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
+from gpt_lightning.reproduce.formulas import FormulaCheck
 from gpt_lightning.reproduce.published import (
     Losses,
     Published,
@@ -106,12 +107,13 @@ class CaseRun:
 
         steps = {step for step, split in published.losses if split == "batch"}
         recorder = RunRecorder(show, self.each_step, steps, begin)
+        check = FormulaCheck(rung.theirs)
         resume = [f"--resume={checkpoint}"] if checkpoint else []
         arguments = fit_arguments(self.case, rung, [*self.changes, *resume])
         reset_peak_memory()
         try:
             training.run_cli(
-                ["fit", *arguments], callbacks=[recorder], folder=self.folder / rung.name
+                ["fit", *arguments], callbacks=[check, recorder], folder=self.folder / rung.name
             )
         except UserError as error:  # non-finite gradients, a full disk
             if not rows:
@@ -122,7 +124,7 @@ class CaseRun:
             self.rungs.append(RungRow(rung.name, Verdict.ERROR, note=text))
         else:
             if not step:
-                self._check(rung, batch_settings(recorder.batches))
+                self._check(rung, batch_settings(recorder.batches) | check.found)
             if any(row.split == "val" for row in rows):
                 add(best_row(self.case, rung, published.losses, rows))
             assert recorder.speed is not None

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import option_breaks
 import pytest
 import torch
 from tiny_fit import TINY_RUN
@@ -11,11 +12,10 @@ from torch import nn
 
 import gpt_lightning
 from gpt_lightning import files
-from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reproduce import published, settings
+from gpt_lightning.reproduce import command, published, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.rows import Verdict
@@ -202,7 +202,7 @@ MODEL = "gpt_lightning.model.gpt"
 
 def test_a_head_that_is_not_tied_is_seen(tinyshakespeare, monkeypatch):
     monkeypatch.setattr(f"{MODEL}.GPT.__init__", untied)
-    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
+    seen = option_breaks.wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
     assert seen == ["parameters", "tie_weights", "decayed_parameters"]
 
 
@@ -211,7 +211,7 @@ def test_a_program_that_does_something_else_is_seen(tinyshakespeare, monkeypatch
     monkeypatch.setattr(f"{MODEL}.GPT._init_normal", scaled_once_more)
     monkeypatch.setattr("gpt_lightning.training.optim.AdamW", other_betas)
     monkeypatch.setattr("gpt_lightning.data.order.WindowOrder.starts", one_window_later)
-    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
+    seen = option_breaks.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
     assert seen == ["init_std", "init_weight", "betas", "first_batch"]
 
 
@@ -219,7 +219,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
     case = CASES["shakespeare-char-small"]
     (rung,) = case.rungs
     rung = replace(rung, theirs=rung.theirs | {"tide_weights": True})
-    assert settings.wrong_settings(case, rung, []) == ["tide_weights (not read)"]
+    assert option_breaks.wrong_settings(case, rung, []) == ["tide_weights (not read)"]
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
 )
 def test_options_that_change_a_setting_are_seen(options, seen, tinyshakespeare):
     case = CASES["shakespeare-char-small"]
-    assert {*settings.wrong_settings(case, case.rungs[0], options.split())} == seen
+    assert {*option_breaks.wrong_settings(case, case.rungs[0], options.split())} == seen
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_a_resumed_run_has_no_initial_weights(text_file):
 @pytest.fixture
 def quick(parser, monkeypatch):
     """The parser of `fit`, which takes a second to make, made once."""
-    monkeypatch.setattr(settings.training, "training_parser", lambda: parser)
+    monkeypatch.setattr(option_breaks.training, "training_parser", lambda: parser)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,9 @@ def quick(parser, monkeypatch):
     ],
 )
 def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys):
-    assert main(["reproduce", *case.split(), "--selftest"]) == 0
+    name, _, rungs = case.partition(" --rungs ")
+    chosen = CASES[name], command.named_rungs(CASES[name], rungs or None)
+    assert option_breaks.run_selftest([(chosen[0], rung) for rung in chosen[1]]) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out
     rows = [line.split() for line in out.splitlines() if line.startswith(tuple(CASES))]
@@ -299,8 +301,8 @@ def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
     ],
 )
 def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, monkeypatch, capsys):
-    monkeypatch.setattr(settings, "wrong_settings", wrong)
-    assert settings.run_selftest([(LECTURE_LADDER, RUNGS["weight-tying"])]) == code
+    monkeypatch.setattr(option_breaks, "wrong_settings", wrong)
+    assert option_breaks.run_selftest([(LECTURE_LADDER, RUNGS["weight-tying"])]) == code
     assert line in capsys.readouterr().out
 
 
@@ -319,7 +321,7 @@ def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, mo
     ],
 )
 def test_a_wrong_value_is_another_one(key, value, before, wrong):
-    assert settings.wrong_value(key, value, before) == wrong
+    assert option_breaks.wrong_value(key, value, before) == wrong
 
 
 @pytest.mark.parametrize(
@@ -335,5 +337,5 @@ def test_a_wrong_value_is_another_one(key, value, before, wrong):
     ],
 )
 def test_only_keys_without_a_number_are_left_whole(key, theirs, whole):
-    reason = settings.why_whole(key, theirs)
+    reason = option_breaks.why_whole(key, theirs)
     assert reason if whole else reason == ""
