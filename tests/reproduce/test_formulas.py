@@ -59,7 +59,8 @@ def test_batches_are_the_published_ones(name, tinyshakespeare):
 @pytest.mark.parametrize("name", ["small", "cpu"])
 def test_random_batches_are_nanogpts(name, tinyshakespeare):
     theirs, text = RUNGS[name][1].theirs, tinyshakespeare.read_text()
-    tokens = np.array([sorted({*text}).index(c) for c in text[:1_003_854]])
+    characters = sorted({*text})
+    tokens = np.array([characters.index(c) for c in text[:1_003_854]])
     (B, T), held = theirs["batch"], len(text) - len(tokens)
     torch.manual_seed(1337)
     shape = {key: theirs[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
