@@ -31,21 +31,21 @@ PRIVATE_NAMES_USED = 21
 ROOMS = {
     "": 962,
     "bench": 2_074,
-    "commands": 1_234,
+    "commands": 1_233,
     "data": 1_968,
     "evaluate": 361,
     "hardware": 674,
     "model": 1_477,
-    "prepare": 1_562,
+    "prepare": 1_561,
     "remote": 431,
     "reproduce": 847,
     "runs": 1_633,
     "tables": 598,
     "training": 3_473,
 }
-PACKAGE_LINES = 17_294
+PACKAGE_LINES = 17_292
 # Code lines of Python outside of the package.
-OTHERS = {"tests": 27_312, "experiments": 1_104, "benchmarks": 1_043, "docs": 85, "examples": 64}
+OTHERS = {"tests": 27_320, "experiments": 1_104, "benchmarks": 1_043, "docs": 85, "examples": 64}
 TINY = (*TINY_MODEL, "--samples.max_new_tokens=4", "--data.batch_size=2", "--trainer.max_steps=8")
 
 

@@ -64,9 +64,7 @@ def play(
         dtype: dtype of matrix products, as for `sample`.
         network: Network of one's own (also --model.network); null: that of the run's config.yaml.
     """
-    from gpt_lightning.model.generate import PACKED_FROM  # it imports torch
-
-    read = partial(load, device=device, dtype=dtype, n_tokens=PACKED_FROM, network=network)
+    read = partial(load, device=device, dtype=dtype, n_tokens=MAX_TOKENS, network=network)
     try:
         server = PlayServer(port, path, read)
     except (OSError, OverflowError) as error:
@@ -111,7 +109,7 @@ class PlayServer(ThreadingHTTPServer):
         self.checkpoints = {"model": source}
         path = find_model(source) if Path(source).exists() else Path(source)
         if path.is_file() and (run := RunPaths.of_checkpoint(path)):
-            names = [path, *(saved.path for saved in reversed(run.saved()))]
+            names = path, *(saved.path for saved in reversed(run.saved()))
             self.checkpoints = {path.stem: str(path) for path in names}
         self.model(next(iter(self.checkpoints.values())))  # mistakes end the command
         self.places = threading.BoundedSemaphore(QUEUE + 1)

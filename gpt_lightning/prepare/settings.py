@@ -76,8 +76,7 @@ class Settings:
         if os.path.exists(file) and not os.path.exists(manifest):
             raise UserError(f"tokenizer is {self.tokenizer}, a folder: give its file, {file}")
         if self.trains and (self.split_by == "fraction" or self.format == "nanogpt"):
-            neither = "takes neither split_by fraction nor format nanogpt"
-            raise UserError(f"tokenizer {self.tokenizer} {neither}: leave it out")
+            raise UserError(f"{self.tokenizer}: leave out split_by fraction and format nanogpt")
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")

@@ -99,8 +99,16 @@ def test_it_is_made_again_after_a_kill(monkeypatch):
         ("bpe:", [], "tokenizer is bpe:; expected bpe:N"),
         ("bpe:1e3", [], "tokenizer is bpe:1e3; expected bpe:N"),
         ("bpe:99999", [], "makes {} tokens at most: try bpe:{}"),
-        ("bpe:300", ["--split_by=fraction"], "bpe:300 takes neither split_by fraction nor"),
-        ("bpe:300", ["--format=nanogpt"], "nor format nanogpt: leave it out"),
+        (
+            "bpe:300",
+            ["--split_by=fraction"],
+            "bpe:300: leave out split_by fraction and format nanogpt",
+        ),
+        (
+            "bpe:300",
+            ["--format=nanogpt"],
+            "bpe:300: leave out split_by fraction and format nanogpt",
+        ),
         ("bpe:300", ["--text_field=ids"], "ids are no text to train a tokenizer on"),
     ],
 )
