@@ -168,8 +168,8 @@ def _checked(raw: Any) -> Manifest:
     found = _made(Manifest, {"text_bytes": {}} | raw | made)  # earlier versions have not counted
     if not isinstance(found.tokenizer, dict):
         raise TypeError(f"tokenizer is {found.tokenizer}, expected its name and settings")
-    if not all(isinstance(n, int) and n > 0 for n in found.text_bytes.values()):
-        raise ValueError(f"text_bytes is {found.text_bytes}, expected numbers above 0")
+    if not all(isinstance(n, int) and n >= 0 for n in found.text_bytes.values()):
+        raise ValueError(f"text_bytes is {found.text_bytes}, expected numbers from 0")
     if not splits or found.format not in FORMATS:
         raise ValueError(f"splits {list(splits)} of format {found.format!r}")
     for shard in found.shards():

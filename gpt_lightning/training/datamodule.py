@@ -219,8 +219,8 @@ class TokenDataModule(LightningDataModule):
         models of different tokens compare. Empty for data whose manifest does not count the bytes,
         and for a subclass's own loader.
         """
-        n_bytes = self.manifest.text_bytes.get(split)
-        if not n_bytes or not self.makes(split):
+        n_bytes = self.makes(split) and self.manifest.text_bytes.get(split)
+        if not n_bytes:
             return {}
         return {
             f"{split}/bits_per_byte": loss * self.manifest.tokens(split) / n_bytes / math.log(2)

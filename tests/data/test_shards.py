@@ -151,7 +151,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         if field.name != "text_bytes"  # earlier versions have none
     },
     "format unknown": (edit("format", to="parquet"), "format 'parquet'"),
-    "bytes below 1": (edit("text_bytes", to={"train": 0}), "text_bytes is {'train': 0}"),
+    "bytes below 0": (edit("text_bytes", to={"train": -1}), "text_bytes is {'train': -1}"),
     "no splits": (edit("splits", to={}), "splits"),
     "a digest that leads elsewhere": (edit("splits", "train", 0, "sha256", to="../x"), "SHA-256"),
     "newer version": (edit("version", to=99), "format version 99"),

@@ -158,6 +158,13 @@ def test_a_dataset_of_an_earlier_version_has_no_bits_per_byte_and_resumes():
     assert [row["step"] for row in rows("whole") if "val/loss" in row] == [4, 8]
 
 
+def test_a_split_of_empty_documents_can_be_read():
+    documents(["", "", "document 1", "document 2"], "all.jsonl")  # the hash of "" is 0.079
+    assert main(["prepare", "all.jsonl", "--out=all", "--val_fraction=0.08"]) == 0
+    assert load_manifest(Path("all")).text_bytes == {"train": 20, "val": 0}
+    assert main(["data", "verify", "all"]) == 0
+
+
 def test_export_has_the_same_ids(capsys):
     transformers = pytest.importorskip("transformers")
     assert fit("run", "--data.tokenizer=bpe:300", "--trainer.max_steps=4") == 0
