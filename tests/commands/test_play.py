@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_sample import model  # noqa: F401, the fixture
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands import play
@@ -25,7 +24,7 @@ ASKED |= {"temperature": 0.8, "top_p": 1.0, "min_p": 0.0}
 
 
 @pytest.fixture
-def server(model):  # noqa: F811
+def server(model):
     read = partial(load, device="cpu", dtype="fp32", n_tokens=1, network=None)
     with play.PlayServer(0, "a.ckpt", read) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -116,7 +115,7 @@ def test_a_stream_is_the_text_of_sample_with_its_probabilities(server, capsys):
     assert text_of(events(ask(server, seed=8))) != text_of(first)
 
 
-def test_the_probability_is_that_of_the_model(server, model):  # noqa: F811
+def test_the_probability_is_that_of_the_model(server, model):
     gpt, tokenizer = model
     start = torch.tensor([tokenizer.encode("Once é").tolist()])
     probs = gpt(start)[0, -1, : tokenizer.vocab_size].softmax(-1)
@@ -179,7 +178,7 @@ def test_a_closed_page_stops_its_text_and_gives_up_its_place(server, monkeypatch
     assert events(ask(server))[-1].keys() == {"end"}
 
 
-def test_the_checkpoints_of_a_run_can_be_chosen(model, monkeypatch):  # noqa: F811
+def test_the_checkpoints_of_a_run_can_be_chosen(model, monkeypatch):
     folder = Path("run/checkpoints")
     folder.mkdir(parents=True)
     names = ["step-0000002-loss-3.0000", "step-0000004-loss-2.0000", "step-0000006-loss-2.5000"]

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,23 +12,9 @@ from gpt_lightning.commands.sample import SEED_STEP, sample
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, TextStream
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate
-from gpt_lightning.model.gpt import GPT, GPTConfig
 
 HEAD = "# a.ckpt, in fp32: as set\n"
 SMALL = ("--dtype", "fp32", "--device", "cpu", "--max_new_tokens", "20")
-
-
-@pytest.fixture
-def model(monkeypatch, tmp_path):
-    """The model and tokenizer that `sample a.ckpt` loads, in a folder of its own."""
-    torch.manual_seed(0)
-    gpt = GPT(GPTConfig(2, 2, 32, block_size=32, vocab_size=300)).eval()
-    loaded = [gpt, ByteTokenizer()]
-    found = SimpleNamespace(source="a.ckpt", model=lambda: gpt)
-    monkeypatch.setattr("gpt_lightning.runs.sources.read_source", lambda *given: found)
-    monkeypatch.setattr("gpt_lightning.runs.sources.tokenizer_of", lambda found: loaded[1])
-    monkeypatch.chdir(tmp_path)
-    return loaded
 
 
 def printed(capsys, *args: str) -> str:
