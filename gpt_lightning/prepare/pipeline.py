@@ -70,7 +70,7 @@ def prepare_documents(
     if settings.trains:
         if there := target.existing():
             return there, False
-        settings = trained(inputs, settings, root)
+        settings = with_trained_tokenizer(inputs, settings, root)
     tokenizer = None if chosen == "char" else settings.build_tokenizer()
     if not tokenizer or tokenizer.eot_token is None:
         fix = "use the tokenizer gpt2, or give one text file"
@@ -92,7 +92,7 @@ def prepare_documents(
     return made
 
 
-def trained(inputs: Sequence[Input], settings: Settings, root: Path) -> Settings:
+def with_trained_tokenizer(inputs: Sequence[Input], settings: Settings, root: Path) -> Settings:
     """Return the settings with the file of a tokenizer that is trained on the training documents.
 
     It is trained in this process, and once for equal inputs and settings.

@@ -96,9 +96,9 @@ def test_a_text_is_written_repeated_stopped_and_explained_by_keyboard(page, serv
     page.keyboard.press("ArrowRight")
     assert page.locator("tbody tr").count() in (10, 11)
     assert page.locator(".token").nth(1).get_attribute("class") == "token chosen"
-    colours = page.locator(".token").evaluate_all("s => s.map(e => e.style.backgroundColor)")
-    assert len(colours) == 30
-    assert all(colours)
+    colors = page.locator(".token").evaluate_all("s => s.map(e => e.style.backgroundColor)")
+    assert len(colors) == 30
+    assert all(colors)
     picture(page, "one")
 
     page.locator("#max_new_tokens").fill("2000")

@@ -95,7 +95,7 @@ def test_it_is_made_again_after_a_kill(monkeypatch):
 @pytest.mark.parametrize(
     ("tokenizer", "options", "message"),
     [
-        ("bpe:256", [], "tokenizer is bpe:256; expected bpe:N, N at least 257: try bpe:8192"),
+        ("bpe:256", [], "tokenizer is bpe:256; expected bpe:N, N from 257: try bpe:8192"),
         ("bpe:", [], "tokenizer is bpe:; expected bpe:N"),
         ("bpe:1e3", [], "tokenizer is bpe:1e3; expected bpe:N"),
         ("bpe:99999", [], "makes {} tokens at most: try bpe:{}"),
