@@ -101,15 +101,6 @@ PAGES = {
     "data": Page("The loader", ("data --device cpu",), time="batch_ms"),
     "dtypes": Page("dtypes under autocast", ("dtypes --device cpu,cuda-rules",), "", ("norms",)),
     "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
-    "generate": Page(
-        "Sampling against the naive loop and transformers",
-        (
-            "generate --device cpu --sizes baby --rounds 3",
-            "generate --device cpu --sizes small --dtypes bf16 --against transformers "
-            "--batches 1,8 --tokens 128",
-        ),
-        time="cached_ms",
-    ),
     "peers": Page(
         "The same GPT-2 through transformers and ours",
         ("peers --device cpu --sizes small --rounds 3",),

@@ -1,7 +1,11 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
+import runpy
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import torch
@@ -15,7 +19,8 @@ from gpt_lightning.hardware.device import (
     peak_memory_gib,
     reset_peak_memory,
 )
-from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
+from gpt_lightning.parsing import pick
+from gpt_lightning.reproduce.cases import CASES, Case, Rung, fit_arguments
 from gpt_lightning.reproduce.published import (
     Losses,
     Published,
@@ -23,18 +28,19 @@ from gpt_lightning.reproduce.published import (
     read_published,
     rung_before,
 )
-from gpt_lightning.reproduce.settings import batch_settings, compare_settings, read_settings
+from gpt_lightning.reproduce.settings import compare_settings, read_settings
 from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
 from gpt_lightning.tables.rows import Console, Row, Verdict, types_of, write_report
 from gpt_lightning.training import fit as training
+from gpt_lightning.training.callbacks.arithmetic import ArithmeticCheck
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-LossRow, RungRow = types_of(__file__, "runner").values()
+LossRow, RungRow, BreakRow = types_of(__file__, "runner").values()
 
 
 @dataclass(eq=False)
@@ -106,12 +112,13 @@ class CaseRun:
 
         steps = {step for step, split in published.losses if split == "batch"}
         recorder = RunRecorder(show, self.each_step, steps, begin)
+        check = ArithmeticCheck(rung.theirs)
         resume = [f"--resume={checkpoint}"] if checkpoint else []
         arguments = fit_arguments(self.case, rung, [*self.changes, *resume])
         reset_peak_memory()
         try:
             training.run_cli(
-                ["fit", *arguments], callbacks=[recorder], folder=self.folder / rung.name
+                ["fit", *arguments], callbacks=[check, recorder], folder=self.folder / rung.name
             )
         except UserError as error:  # non-finite gradients, a full disk
             if not rows:
@@ -121,8 +128,7 @@ class CaseRun:
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             self.rungs.append(RungRow(rung.name, Verdict.ERROR, note=text))
         else:
-            if not step:
-                self._check(rung, batch_settings(recorder.batches))
+            self._check(rung, check.found)
             if any(row.split == "val" for row in rows):
                 add(best_row(self.case, rung, published.losses, rows))
             assert recorder.speed is not None
@@ -301,3 +307,47 @@ def earlier(folder: Path, rung: Rung) -> tuple[Path, int, list[Observation]]:
         if row["step"] + (row["split"] == "batch") <= step
     ]
     return path, step, seen
+
+
+# ---- programs that are broken on purpose ---------------------------------------------------------
+
+
+def run_selftest(path: str) -> int:
+    """Train rungs with the breaks of a file, and print a row for each.
+
+    Args:
+        path: Python file with BREAKS, a list of (rung, what is broken, context manager that breaks
+            it, options of `fit`). A break without a name is none, and must not be seen.
+
+    Returns:
+        0: Every break was seen, and nothing else was. 1: One was not.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    if not Path(path).is_file():
+        raise UserError(
+            f"--selftest: expected {path}: run it in a checkout, or give a file of breaks"
+        )
+    rungs = {rung.name: (case, rung) for case in CASES.values() for rung in case.rungs}
+    breaks = runpy.run_path(path)["BREAKS"]
+    console = Console(BreakRow)
+    unexpected = 0
+    print(console.header())
+    for name, broken, context, options in breaks:
+        case, rung = rungs[pick(name, rungs, f"{path}: no rung")]
+        with tempfile.TemporaryDirectory() as folder:
+            run = CaseRun(case, options, Path(folder), [])
+            with redirect_stdout(StringIO()) as quiet, redirect_stderr(quiet), context:
+                run.run(rung.on("cpu"))
+        (row,) = run.rungs
+        names = [each.setting for each in run.settings if each.verdict == Verdict.FAILED]
+        names += [f"loss {each.step}" for each in run.losses if each.verdict == Verdict.FAILED]
+        verdict = "red" if names else "green"
+        if row.verdict == Verdict.ERROR:  # a break must not end the run
+            verdict = row.verdict
+            names = [row.note]
+        unexpected += verdict != ("red" if broken else "green")
+        print(console.line(BreakRow(name, broken, verdict, ", ".join(names))), flush=True)
+    print(f"\n{len(breaks)} runs, {unexpected or 'none'} not as expected")
+    return int(unexpected > 0)

@@ -23,7 +23,6 @@ TINY = {
     "data": "--device cpu --n_tokens 999 --batches 3 --warmup 1 --block_sizes 8 --batch_sizes 2"
     " --workers 0 --orders shuffled,random",
     "dtypes": "--device cpu,cuda-rules --models toy --autocast bf16",
-    "generate": "--device cpu --sizes tiny --tokens 4 --every 2 --rounds 1 --batches 1,2",
     "matmul": "--device cpu --squares 8,16 --sizes none --dtypes fp32 --steps 1 --warmup 1",
     "memory": f"{SHAPE} --modes inference,training --checkpointing false",
     "peers": "--device cpu --sizes tiny --contexts 8,16 --dtypes fp32 --compile false --rounds 1",

@@ -1,4 +1,4 @@
-"""Settings that are read from a run's objects, and the self-test that breaks them."""
+"""Settings that are read from a run's objects."""
 
 import shutil
 from dataclasses import replace
@@ -11,12 +11,10 @@ from torch import nn
 
 import gpt_lightning
 from gpt_lightning import files
-from gpt_lightning.cli import main
-from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reproduce import published, settings
-from gpt_lightning.reproduce.cases import CASES, Rung
+from gpt_lightning.reproduce.cases import CASES, Case, Rung, fit_arguments
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
@@ -61,48 +59,14 @@ def test_no_published_number_is_so_close_to_the_next_text_that_rounding_decides(
 
 
 def test_each_setting_that_was_read_is_a_row():
-    theirs = {"tie_weights": True, "betas": [0.9, 0.99], "chip": "a chip", "order": "repeat"}
-    ours = {"tie_weights": False, "betas": [0.9, 0.99], "order": "repeat", "speed": 1}
+    theirs = {"tie_weights": True, "betas": [0.9, 0.99], "chip": "a chip", "batch": [4, 32]}
+    ours = {"tie_weights": False, "betas": [0.9, 0.99], "batch": [4, 32], "speed": 1}
     rows = settings.compare_settings(replace(RUNGS["timed"], theirs=theirs), ours)
     assert [(row.setting, row.verdict) for row in rows] == [
-        ("tie_weights", Verdict.FAILED), ("betas", Verdict.OK), ("order", Verdict.OK),
+        ("tie_weights", Verdict.FAILED), ("betas", Verdict.OK), ("batch", Verdict.OK),
     ]  # fmt: skip
     assert (rows[0].ours, rows[0].theirs) == ("False", "True")
     assert (rows[1].rung, rows[1].ours) == ("timed", "0.9, 0.99")
-
-
-def windows(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    starts = WindowOrder(name, 1000, 8, seed=1).starts(0, 4 * batch, 4)
-    rows = torch.arange(1000).unfold(0, 9, 1)[torch.from_numpy(starts)]
-    return rows[:, :-1], rows[:, 1:]
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("repeat", "repeat"),
-        ("sequential", "sequential"),
-        ("random", "random"),
-        ("shuffled", "random"),
-    ],
-)
-def test_the_order_is_that_of_the_first_two_batches(name, found):
-    batches = [windows(name, 0), windows(name, 1)]
-    read = settings.batch_settings(batches)
-    assert read["order"] == found
-    x, y = batches[0]
-    other = (x, y + (torch.arange(8) == 7))  # one target of each row
-    assert settings.batch_settings([other, batches[1]])["first_batch"] != read["first_batch"]
-    assert settings.batch_settings(batches[:1]) == {"first_batch": read["first_batch"]}
-    assert settings.batch_settings([]) == {}
-    assert windows("sequential", 0)[0][0, 0] == 0
-
-
-def test_rows_that_do_not_follow_each_other_are_no_sequence():
-    (x, y), following = windows("sequential", 0), windows("sequential", 1)
-    assert settings.batch_settings([(x, y), windows("sequential", 2)])["order"] == "random"
-    swapped = [1, 0, 2, 3]
-    assert settings.batch_settings([(x[swapped], y[swapped]), following])["order"] == "random"
 
 
 # ---- published settings --------------------------------------------------------------------------
@@ -189,20 +153,37 @@ def other_betas(groups, **options):
     return make_adamw(groups, **{**options, "betas": (0.9, 0.95)})
 
 
-def one_window_later(self, *args):
-    return window_starts(self, *args) + self.block_size
-
-
 make_gpt, draw_weights = GPT.__init__, GPT._init_normal
-make_adamw, window_starts = optim.AdamW, WindowOrder.starts
+make_adamw = optim.AdamW
 
 
 MODEL = "gpt_lightning.model.gpt"
 
 
+class ReadError(Exception):
+    """Ends a run that was started for its settings alone."""
+
+
+def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
+    """Build a run with changes; return the settings in which it differs from the published one."""
+    ours = {}
+
+    def read(module) -> None:
+        ours.update(settings.read_settings(module))
+        raise ReadError
+
+    probe = RunRecorder(lambda seen: None, each_step=False, begin=read)
+    arguments = fit_arguments(case, rung, ["--trainer.enable_checkpointing=false", *changes])
+    with pytest.raises(ReadError):
+        run_cli(["fit", *arguments], callbacks=[probe])
+    rows = settings.compare_settings(rung, ours)
+    unread = [f"{name} (not read)" for name in rung.theirs if name not in (*ours, "batches")]
+    return [row.setting for row in rows if row.verdict == Verdict.FAILED] + unread
+
+
 def test_a_head_that_is_not_tied_is_seen(tinyshakespeare, monkeypatch):
     monkeypatch.setattr(f"{MODEL}.GPT.__init__", untied)
-    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
+    seen = wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
     assert seen == ["parameters", "tie_weights", "decayed_parameters"]
 
 
@@ -210,16 +191,15 @@ def test_a_head_that_is_not_tied_is_seen(tinyshakespeare, monkeypatch):
 def test_a_program_that_does_something_else_is_seen(tinyshakespeare, monkeypatch):
     monkeypatch.setattr(f"{MODEL}.GPT._init_normal", scaled_once_more)
     monkeypatch.setattr("gpt_lightning.training.optim.AdamW", other_betas)
-    monkeypatch.setattr("gpt_lightning.data.order.WindowOrder.starts", one_window_later)
-    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
-    assert seen == ["init_std", "init_weight", "betas", "first_batch"]
+    seen = wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
+    assert seen == ["init_std", "init_weight", "betas"]
 
 
 def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
     case = CASES["shakespeare-char-small"]
     (rung,) = case.rungs
     rung = replace(rung, theirs=rung.theirs | {"tide_weights": True})
-    assert settings.wrong_settings(case, rung, []) == ["tide_weights (not read)"]
+    assert wrong_settings(case, rung, []) == ["tide_weights (not read)"]
 
 
 @pytest.mark.slow
@@ -236,7 +216,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
 )
 def test_options_that_change_a_setting_are_seen(options, seen, tinyshakespeare):
     case = CASES["shakespeare-char-small"]
-    assert {*settings.wrong_settings(case, case.rungs[0], options.split())} == seen
+    assert {*wrong_settings(case, case.rungs[0], options.split())} == seen
 
 
 @pytest.mark.slow
@@ -252,88 +232,3 @@ def test_a_resumed_run_has_no_initial_weights(text_file):
     new, resumed = read
     assert new.keys() - resumed.keys() == {"init_std", "init_weight"}
     assert new == new | resumed
-
-
-# ---- the self-test -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick(parser, monkeypatch):
-    """The parser of `fit`, which takes a second to make, made once."""
-    monkeypatch.setattr(settings.training, "training_parser", lambda: parser)
-
-
-@pytest.mark.parametrize(
-    ("case", "breaks"),
-    [
-        pytest.param("lecture-ladder --rungs sequential-loader,bf16", 5, marks=pytest.mark.slow),
-        pytest.param("lecture-ladder", 37, marks=pytest.mark.long),
-        pytest.param("precision-ladder", 26, marks=pytest.mark.long),
-        pytest.param("shakespeare-char-small", 26, marks=pytest.mark.long),
-        pytest.param("shakespeare-char", 30, marks=pytest.mark.long),
-    ],
-)
-def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys):
-    assert main(["reproduce", *case.split(), "--selftest"]) == 0
-    out = capsys.readouterr().out
-    assert "FAIL" not in out
-    rows = [line.split() for line in out.splitlines() if line.startswith(tuple(CASES))]
-    assert sum("red" in row for row in rows) >= breaks
-    skipped = {row[2] for row in rows if "skipped" in row}
-    assert skipped or "--rungs" in case
-    assert skipped <= settings.TABLE["whole"].keys()
-
-
-def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
-    if changes:
-        raise UserError("no such window")
-    return []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "code", "line"),
-    [
-        (lambda *_: [], 1, "FAIL     nothing"),  # a break that stays green
-        (lambda *_: ["seed"], 1, "1 FAIL, 1 red"),  # a rung that differs unbroken
-        (refuse, 0, "red      no such window"),  # a break that cannot run
-    ],
-)
-def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, monkeypatch, capsys):
-    monkeypatch.setattr(settings, "wrong_settings", wrong)
-    assert settings.run_selftest([(LECTURE_LADDER, RUNGS["weight-tying"])]) == code
-    assert line in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "before", "wrong"),
-    [
-        ("model.fused", False, {}, "true"),
-        ("model.config.n_layer", 6, {}, "7"),
-        ("model.weight_decay", 0.5, {}, "0.505"),
-        ("data.order", "sequential", {}, "random"),
-        ("data.order", "nanogpt", {}, "sequential"),
-        ("data.order", "nanogpt", {"data.order": "repeat"}, "repeat"),
-        ("model.compile", True, {"model.compile": False}, "false"),
-        ("data.eval_batches", 20, {"data.eval_batches": None}, "null"),
-        ("trainer.accelerator", "gpu", {"trainer.accelerator": "mps"}, "cpu"),
-    ],
-)
-def test_a_wrong_value_is_another_one(key, value, before, wrong):
-    assert settings.wrong_value(key, value, before) == wrong
-
-
-@pytest.mark.parametrize(
-    ("key", "theirs", "whole"),
-    [
-        ("trainer.accelerator", {}, True),
-        ("trainer.accelerator", {"accelerator": "cpu"}, True),
-        ("trainer.accelerator", {"accelerator": "gpu"}, False),
-        ("trainer.val_check_interval", {}, True),
-        ("trainer.val_check_interval", {"val_check_interval": 250, "accelerator": "cpu"}, False),
-        ("trainer.max_steps", {"accelerator": "gpu"}, True),
-        ("model.betas", {}, False),
-    ],
-)
-def test_only_keys_without_a_number_are_left_whole(key, theirs, whole):
-    reason = settings.why_whole(key, theirs)
-    assert reason if whole else reason == ""

@@ -84,7 +84,6 @@ class RunRecorder(Callback):
             optimizer and data exist.
 
     Attributes:
-        batches: First two micro-batches of this process, on the CPU.
         speed: Timings of a run that has ended.
     """
 
@@ -95,7 +94,6 @@ class RunRecorder(Callback):
 
     def __post_init__(self) -> None:
         self.speed: RunTimings | None = None
-        self.batches: list[Batch] = []
         self._steps: speed.Steps = []
         self._begin = 0.0
         self._tokens = 0
@@ -106,9 +104,6 @@ class RunRecorder(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        if len(self.batches) < 2:
-            x, y = batch
-            self.batches.append((x.cpu(), y.cpu()))
         if self.each_step and self._tokens == 0:
             synchronize(pl_module.device)
             self._begin = time.perf_counter()
