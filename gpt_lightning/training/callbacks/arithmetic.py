@@ -27,7 +27,7 @@ LAYERS = 2
 VOCABULARY = 48
 LENGTH = 24
 UPDATES = 3  # first updates that are checked
-ELEMENTS = 512  # of a tensor, at equal distances
+ELEMENTS = 512  # the most that are taken of a tensor
 
 
 def plain_loss(weights: Fields, idx: Tensor, targets: Tensor, tanh: bool) -> Tensor:
