@@ -149,7 +149,7 @@ def main() -> None:
         others = [their_ms(args.nanogpt, model, compiled, bf16) for compiled, bf16 in ways]
         others += [llmc_ms(args.llmc, args.nanogpt)] if args.llmc and "short" in model.name else []
         cells = [f"{ms:,.1f} ({ms / ours:.2f})" for ms in others] + ["-"] * (4 - len(others))
-        cells = [f"{floor:,.1f}", f"{ours - floor:,.1f}", *cells]
+        cells = [f"{floor:,.1f}", f"{floor / ours:.0%}", f"{ours - floor:,.1f}", *cells]
         more.append(f"| {model.name.partition(':')[0]} | {ours:,.1f} | {' | '.join(cells)} |")
         print(more[-1], flush=True)
     commit = git(args.nanogpt, "rev-parse", "--short", "HEAD")
@@ -256,8 +256,8 @@ def write(facts: str, rows: list[str], more: list[str]) -> None:
         "",
         "Our median, its floor and the rest, and other programs: ms a step (ratio to ours).",
         "",
-        "| model | ours | floor | rest | nanoGPT compiled | nanoGPT bf16 | both | llm.c |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| model | ours | floor | share of the floor | rest | nanoGPT compiled | nanoGPT bf16 | both | llm.c |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *more,
     ]
     facts = textwrap.fill(facts, 100, break_on_hyphens=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpt_lightning.cli import main as gpt_lightning
 
-HEADING = "## The baby GPT, trained on this CPU"
+HEADING = "## The baby GPT, trained"
 # best validation losses of the same program: on a Mac (MPS, eager and compiled), nanoGPT's README
 PUBLISHED = [1.4673, 1.4745, 1.4697]
 SEED, LAST_STEP = "1337", 5000  # of the published runs
