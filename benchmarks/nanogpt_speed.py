@@ -254,9 +254,9 @@ def write(facts: str, rows: list[str], more: list[str]) -> None:
         "| --- | --- | --- | --- | ---: |",
         *rows,
         "",
-        "Our median, its floor and the rest, and other programs: ms a step (ratio to ours).",
+        "Our median, its floor and share, the rest, other programs: ms a step (ratio to ours).",
         "",
-        "| model | ours | floor | share of the floor | rest | nanoGPT compiled | nanoGPT bf16 | both | llm.c |",
+        "| model | ours | floor | share | rest | nanoGPT compiled | nanoGPT bf16 | both | llm.c |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *more,
     ]

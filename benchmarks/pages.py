@@ -2,6 +2,7 @@
 
     python benchmarks/pages.py            all pages (`make pages`)
     python benchmarks/pages.py dtypes     some of them
+    python benchmarks/pages.py --index    none: what has changed since, in README.md
 
 Each page of PAGES is written by this script alone. It begins with its commands, commit, date and
 machine. The rows behind it are in rows/NAME.json. Losses, counts and sizes of tensors are compared
@@ -36,6 +37,7 @@ FACTOR = 1.25  # largest ratio of two times on the same machine
 LOSS = 1e-3  # absolute; a loss in bfloat16 depends on the number of threads
 SIZE = 0.02  # relative, of tensors
 EXACT = ("products_calls", "products_outside_calls", "graphs", "replaced", "sum")
+CODE = [f"gpt_lightning/{room}" for room in ("model", "training", "data")]  # figures depend on it
 MACHINE = ("device", "CPU", "memory", "software")
 
 
@@ -127,7 +129,9 @@ def main() -> int:
     """Measure pages, compare them, and write them; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", nargs="*", metavar="NAME", help=", ".join(PAGES))
-    names = parser.parse_args().pages or list(PAGES)
+    parser.add_argument("--index", action="store_true", help="write README.md alone")
+    args = parser.parse_args()
+    names = args.pages or list(PAGES) * (not args.index)
     if unknown := set(names) - set(PAGES):
         parser.error(f"no page {', '.join(unknown)}; expected any of {', '.join(PAGES)}")
     failures = []
@@ -143,7 +147,7 @@ def main() -> int:
     finally:  # not before: a changed page would be a change of the commit that is measured
         for name, new in measured.items():
             write(name, PAGES[name], new)
-        write_index()
+        (HERE / "README.md").write_text(index())
     if names == list(PAGES):
         for words in CHECKS:
             with contextlib.suppress(subprocess.CalledProcessError):
@@ -263,21 +267,30 @@ def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     parts += [filled(note) if len(note) > 100 else note for note in notes]
     parts.append(f"`make pages` measures this page again (`python benchmarks/pages.py {name}`).")
     (HERE / f"{name}.md").write_text("\n\n".join(parts) + "\n")
-    STORE.mkdir(exist_ok=True)
     kept = ("machine", "configurations", "rows")
     tables = [{field: table[field] for field in kept} for table in measured["tables"]]
     stored = json.dumps({"load": measured["load"], "tables": tables}, indent=1)
     (STORE / f"{name}.json").write_text(stored + "\n")
 
 
-def write_index() -> None:
-    """Write README.md, with a line for each page of PAGES that exists."""
-    lines = ["# Pages that `make pages` measures", "| page | content |", "| --- | --- |"]
+def index() -> str:
+    """Return README.md: each page with its commit and the code that has changed since."""
+    lines = ["# Pages that `make pages` measures\n\n| page | content | commit | changed since |"]
+    lines.append("| --- | --- | --- | --- |")
     for name, page in PAGES.items():
-        if (HERE / f"{name}.md").exists():
-            lines.append(f"| [{name}.md]({name}.md) | {page.title} |")
-    text = "\n".join(lines).replace("\n|", "\n\n|", 1)
-    (HERE / "README.md").write_text(text + "\n")
+        if (STORE / f"{name}.json").exists():
+            lines.append(f"| [{name}.md]({name}.md) | {page.title} | {changed_since(name)} |")
+    return "\n".join(lines) + "\n"
+
+
+def changed_since(name: str) -> str:
+    """Return two cells, the commit of a page and the rooms of CODE that have changed since."""
+    machine = json.loads((STORE / f"{name}.json").read_text())["tables"][0]["machine"]
+    commit = re.findall(r"\((\w+)", machine["software"])[0]
+    diff = f"git diff --name-only {commit} -- {' '.join(CODE)}".split()
+    files = subprocess.run(diff, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+    rooms = {Path(file).parts[1] for file in files.stdout.splitlines()}
+    return f"{commit} | {', '.join(sorted(rooms)) or 'nothing'}"
 
 
 def filled(text: str) -> str:

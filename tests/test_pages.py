@@ -3,6 +3,7 @@
 import copy
 import json
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,12 @@ def test_a_section_of_a_page_is_replaced_and_the_rest_stays():
     assert first == f"# Page\n\n## Other\n\ntext\n\n{heading}\n\none\n"
     page = first + "\n## Later\n\nend\n"
     assert insert(page, f"{heading}\n\ntwo\n") == page.replace("one", "two")
+
+
+def test_the_index_names_what_has_changed_since_a_page_was_measured():
+    try:
+        found = SCRIPT["index"]()
+    except subprocess.CalledProcessError:
+        pytest.skip("this checkout has no history")
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert text == found, "run python benchmarks/pages.py --index, or measure the pages again"
