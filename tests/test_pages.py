@@ -78,6 +78,7 @@ def test_a_failed_row_is_a_failure():
 def test_a_page_has_its_command_commit_date_and_machine(tmp_path, monkeypatch):
     monkeypatch.setitem(SCRIPT["write"].__globals__, "HERE", tmp_path)
     monkeypatch.setitem(SCRIPT["write"].__globals__, "STORE", tmp_path / "rows")
+    (tmp_path / "rows").mkdir()
     row = {"device": "cpu", "accumulator": "float32", "addend": "float16", "upcast": True}
     row |= {"sum": 10.0021, "published": 10.0021, "error": 2.1e-3, "status": "ok", "note": ""}
     table = {"machine": MACHINE, "rows": [row], "configurations": [{}], "pictures": []}
