@@ -323,14 +323,15 @@ def run_selftest(path: str) -> int:
         0: Every break was seen, and nothing else was. 1: One was not.
 
     Raises:
-        UserError: There is no such file.
+        UserError: There is no such file or rung, or it has no BREAKS.
     """
-    if not Path(path).is_file():
+    try:
+        breaks = runpy.run_path(path)["BREAKS"]
+    except (OSError, KeyError, SyntaxError) as error:
         raise UserError(
-            f"--selftest: expected {path}: run it in a checkout, or give a file of breaks"
-        )
+            f"--selftest {path}: expected a Python file with BREAKS, as a checkout has ({error})"
+        ) from error
     rungs = {rung.name: (case, rung) for case in CASES.values() for rung in case.rungs}
-    breaks = runpy.run_path(path)["BREAKS"]
     console = Console(BreakRow)
     unexpected = 0
     print(console.header())
