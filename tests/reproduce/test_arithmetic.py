@@ -4,13 +4,16 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tiktoken
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
+from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, ArithmeticCheck, check_model
 
 BREAKS = Path(__file__).with_name("breaks.py")
@@ -130,6 +133,52 @@ def test_a_run_that_is_continued_is_not_checked(published):
     check.on_before_optimizer_step(trainer, None, None)
     check.on_train_batch_end(trainer, None)
     assert check.found == {}
+
+
+# ---- published batches, computed from the text alone ---------------------------------------------
+
+
+RUNGS = {rung.name: rung for case in CASES.values() for rung in case.rungs}
+
+
+def digests(batches) -> list[int]:
+    found = [0]
+    for x, y in batches:
+        found.append(zlib.crc32(np.stack([x, y]).astype(np.int64).tobytes(), found[-1]))
+    return found[1:]
+
+
+@pytest.mark.parametrize(
+    "name", ["overfit-one-batch", "sequential-loader", "timed", "bf16", "cpu-fp32"]
+)
+def test_batches_follow_each_other_in_the_text(name, tinyshakespeare):
+    theirs = RUNGS[name].theirs
+    tokens = np.array(tiktoken.get_encoding("gpt2").encode(tinyshakespeare.read_text()))
+    B, T = theirs["batch"]
+    at, batches = 0, []
+    for _ in theirs["batches"]:
+        batches.append([tokens[at + i : at + i + B * T].reshape(B, T) for i in (0, 1)])
+        at += 0 if name == "overfit-one-batch" else B * T
+        at = at if at + B * T < len(tokens) else 0
+    assert digests(batches) == theirs["batches"]
+
+
+@pytest.mark.parametrize("name", ["small", "cpu"])
+def test_random_batches_are_nanogpts(name, tinyshakespeare):
+    theirs, text = RUNGS[name].theirs, tinyshakespeare.read_text()
+    code = {character: i for i, character in enumerate(sorted({*text}))}
+    tokens = np.array([code[c] for c in text[:1_003_854]])
+    (B, T), held = theirs["batch"], len(text) - len(tokens)
+    torch.manual_seed(1337)
+    shape = {key: theirs[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
+    GPT(GPTConfig(**shape, vocab_size=65, bias=False, init="nanogpt"))
+    starts = [torch.randint(len(tokens) - T, (B,)).tolist()]
+    for n in (len(tokens), held):  # an evaluation comes before the first step
+        for _ in range(theirs["eval_batches"]):
+            torch.randint(n - T, (B,))
+    starts += [torch.randint(len(tokens) - T, (B,)).tolist() for _ in theirs["batches"][1:]]
+    rows = [[np.stack([tokens[i + j : i + j + T] for i in s]) for j in (0, 1)] for s in starts]
+    assert digests(rows) == theirs["batches"]
 
 
 # ---- the self-test -------------------------------------------------------------------------------
