@@ -131,9 +131,9 @@ def test_a_section_of_a_page_is_replaced_and_the_rest_stays():
 
 
 def test_the_index_names_what_has_changed_since_a_page_was_measured():
-    try:
-        found = SCRIPT["index"]()
-    except subprocess.CalledProcessError:
+    ask = ["git", "rev-parse", "--is-shallow-repository"]
+    if subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout != "false\n":
         pytest.skip("this checkout has no history")
     text = (ROOT / "benchmarks" / "README.md").read_text()
+    found = SCRIPT["index"]()
     assert text == found, "run python benchmarks/pages.py --index, or measure the pages again"

@@ -215,20 +215,20 @@ def ledger_page(out: Path) -> str:
         data = json.loads((out / f"{stem}.json").read_text("utf-8"))
         values = record | {"track": f"[{record['track']}]({stem}.md)"}
         values |= {"seeds": ", ".join(map(str, record["seeds"]))}
-        values |= {"gain": gain(record, before.get(stem))}
+        values |= {"gain": gain(record, before.get(stem + record["machine"]))}
         if record["date"] == data["machine"]["date"]:  # the newest, whose page there is
             values |= {"changed_since": changed_since(data)}
         for name, way in WAYS.items():
             if seconds := record["nanogpt_s"].get(way):
                 values |= {f"{name}_s": seconds, f"{name}_ratio": seconds / record["time_s"]}
         rows.append(make_row(LedgerRow, values))
-        before[stem] = record
+        before[stem + record["machine"]] = record
     about = (
         "Each track and device has a page of its newest record. The rules: "
         "[README.md](../README.md). Written by `python -m experiments.speedrun`. Machines are on "
         "the pages. The mean loss is below its bound with p < 0.01. An empty time of nanoGPT was "
-        "not measured. The gain is over the record before on the same track. Changed since: files "
-        "that are not those of the record any more."
+        "not measured. The gain is over the record before on the same track and machine. Changed "
+        "since: files that are not those of the record any more."
     )
     return f"# Records of the Shakespeare speedrun\n\n{fill(about)}\n\n{markdown(rows)}"
 
