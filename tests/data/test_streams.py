@@ -121,15 +121,16 @@ def test_a_smaller_cache_shuffles_fewer_shards_and_says_so(server, tmp_path, cap
     made = reader(server.url, tmp_path, 7)
     assert made.train_loader.source.order.blocks == 8
     said = capsys.readouterr().out
-    found = re.fullmatch(
+    # a thread of a test before may print that its server has gone
+    found = re.search(
         r"shuffle     windows of 3 of the 24 shards of \S+ at a time; "
         r"for 6 set data.cache_limit_gb (\S+)\n",
         said,
     )
-    assert found
+    assert found, said
     raised = reader(server.url, tmp_path, float(found[1]) * 1e9 / SHARD_BYTES)
     assert raised.train_loader.source.order.blocks == 4
-    assert capsys.readouterr().out == ""
+    assert "shuffle" not in capsys.readouterr().out
 
 
 def test_an_order_that_would_fetch_again_and_again_is_refused(server, tmp_path):
