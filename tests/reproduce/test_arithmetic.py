@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiktoken
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from gpt_lightning.cli import main
+from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, ArithmeticCheck, check_model
@@ -153,7 +153,7 @@ def digests(batches) -> list[int]:
 )
 def test_batches_follow_each_other_in_the_text(name, tinyshakespeare):
     theirs = RUNGS[name].theirs
-    tokens = np.array(tiktoken.get_encoding("gpt2").encode(tinyshakespeare.read_text()))
+    tokens = np.array(build_tokenizer("gpt2").encode(tinyshakespeare.read_text()))
     B, T = theirs["batch"]
     at, batches = 0, []
     for _ in theirs["batches"]:
