@@ -8,15 +8,13 @@ published seed gives the picture, and a text that its best checkpoint has genera
 """
 
 import argparse
-import contextlib
-import io
 import json
 import shutil
 import statistics
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
-
-from gpt_lightning.cli import main as gpt_lightning
 
 HEADING = "## The baby GPT, trained"
 # best validation losses of the same program: on a Mac (MPS, eager and compiled), nanoGPT's README
@@ -41,11 +39,14 @@ def section(runs: dict) -> str:
         f"same program have {', '.join(map(str, PUBLISHED))}: {spread(PUBLISHED)}."
     ]
     for seed, run in runs.items():
-        machine, verdicts = run["machine"], [row["verdict"] for row in run["losses"]]
+        machine, judged = run["machine"], [row for row in run["losses"] if row["verdict"]]
+        missed = [f"{row['split']} {row['step']}" for row in judged if row["verdict"] != "ok"]
+        last = max(row["step"] for row in run["losses"])
         facts.append(
             f"Seed {seed}: `{machine['command']}`, {machine['date']}, {machine['device']}, "
-            f"{machine['software']}, to step {run['losses'][-1]['step']:,} of {LAST_STEP:,}; "
-            f"{verdicts.count('ok')} of {sum(map(bool, verdicts))} losses within their tolerance."
+            f"{machine['software']}, to step {last:,} of {LAST_STEP:,}; "
+            f"{len(judged) - len(missed)} of {len(judged)} losses within their tolerance"
+            f"{', not ' * bool(missed)}{', '.join(missed)}."
         )
     heads = [f"{name} loss, theirs | {' | '.join(runs)}" for name in ("training", "validation")]
     lines = [f"| step | {' | '.join(heads)} |", "| ---: " * (3 + 2 * len(runs)) + "|"]
@@ -60,7 +61,7 @@ def section(runs: dict) -> str:
         *(textwrap.fill(f, 100, break_long_words=False, break_on_hyphens=False) for f in facts),
         "\n".join(lines),
         "![curves and differences](shakespeare_char.png)",
-        f"A text of the best checkpoint: [{SAMPLE}]({SAMPLE}).",
+        f"A text: [{SAMPLE}]({SAMPLE}). Its first line names the run.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -82,18 +83,16 @@ def main() -> None:
     (seed,) = (row["ours"] for row in results["settings"] if row["setting"] == "seed")
     runs = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
     runs[seed] = {name: results[name] for name in ("machine", "losses")}
-    ROWS.write_text(json.dumps(dict(sorted(runs.items())), indent=1) + "\n", encoding="utf-8")
+    runs = dict(sorted(runs.items()))
+    ROWS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     page = (PAGES / "shakespeare_char.md").read_text(encoding="utf-8")
     (PAGES / "shakespeare_char.md").write_text(insert(page, section(runs)), encoding="utf-8")
     if seed != SEED:
         return
     shutil.copyfile(folder / "losses.png", PAGES / "shakespeare_char.png")
-    text, run = io.StringIO(), folder / results["losses"][0]["rung"]
-    with contextlib.redirect_stdout(text):
-        code = gpt_lightning(["sample", str(run), "--max_new_tokens", "1000"])
-    if code:
-        raise SystemExit(f"no sample: {run} has no checkpoint yet")
-    (PAGES / SAMPLE).write_text(text.getvalue(), encoding="utf-8")
+    run = str(folder / results["losses"][0]["rung"])
+    command = [sys.executable, "-m", "gpt_lightning", "sample", run, "--max_new_tokens", "1000"]
+    (PAGES / SAMPLE).write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 if __name__ == "__main__":

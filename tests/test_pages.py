@@ -110,6 +110,7 @@ def test_the_section_of_the_baby_gpt_has_each_seed_and_their_spread():
             "losses": [
                 row | {"split": "train", "ours": 1.4},
                 row | {"split": "val", "ours": ours, "verdict": "ok"},
+                row | {"split": "batch", "step": 240, "ours": 1.9, "verdict": "FAIL"},
             ],
         }
         for seed, ours in (("1337", 1.47), ("1338", 1.49))
@@ -117,7 +118,7 @@ def test_the_section_of_the_baby_gpt_has_each_seed_and_their_spread():
     text = " ".join(script["section"](runs).split())
     assert "of 2 seeds: **1.4800 (standard deviation 0.0141)**" in text
     assert "1.4673, 1.4745, 1.4697: 1.4705 (standard deviation 0.0037)" in text
-    assert "to step 250 of 5,000; 1 of 1 losses within their tolerance" in text
+    assert "to step 250 of 5,000; 1 of 2 losses within their tolerance, not batch 240." in text
     assert "| 250 | 1.5000 | 1.4000 | 1.4000 | 1.5000 | 1.4700 | 1.4900 |" in text
 
 

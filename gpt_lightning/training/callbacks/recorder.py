@@ -141,7 +141,7 @@ class RunRecorder(Callback):
             timed = self._steps[1:]
             kept, stalls = speed.without_stalls(timed, speed.median_s(timed))
         self.speed = RunTimings(
-            device=pl_module.device,
+            device=trainer.strategy.root_device,  # the module is on the CPU by now
             max_steps=trainer.max_steps,
             attention=pl_module.attention_kernel,
             seconds=monitor.seconds(),

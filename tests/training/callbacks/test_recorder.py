@@ -66,6 +66,13 @@ def test_each_step_has_its_loss_its_time_and_its_tokens(text_file, monkeypatch, 
     assert timings.stalls == 0
 
 
+def test_the_device_is_that_of_the_run_although_the_module_has_left_it(text_file, monkeypatch):
+    # Lightning moves a module to the CPU before on_fit_end; here it goes on from there
+    monkeypatch.setattr(Work, "cpu", lambda module: module.to("meta"))
+    _, timings, module, _ = run(text_file, monkeypatch)
+    assert (module.device.type, timings.device.type) == ("meta", "cpu")
+
+
 def test_the_first_step_and_stalls_are_apart_from_the_rate(text_file, monkeypatch):
     _, timings, _, _ = run(text_file, monkeypatch, slow_step=0)
     assert timings.step_ms == pytest.approx(10)
