@@ -172,8 +172,8 @@ class ArithmeticCheck(Callback):
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
             limit = str(self.theirs["gradient_clip"]).partition(",")[0]
             scale = 1.0 if limit == "none" else min(1.0, float(limit) / (norm + 1e-6))
-            weights = some(p for _, p in parameters(optimizer))
-            gradient = some(gradients) * scale
+            weights = strided(p for _, p in parameters(optimizer))
+            gradient = strided(gradients) * scale
             self._before = weights, gradient
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
@@ -186,13 +186,13 @@ class ArithmeticCheck(Callback):
         self._v = beta2 * self._v + (1 - beta2) * gradient**2
         groups = parameters(trainer.optimizers[0])
         rate = pl_module.learning_rate_at(self._step, groups[0][0]["peak_lr"])
-        decays = some(torch.full_like(p, bool(group["weight_decay"])) for group, p in groups)
+        decays = strided(torch.full_like(p, bool(group["weight_decay"])) for group, p in groups)
         self._step += 1
         m = self._m / (1 - beta1**self._step)
         v = self._v / (1 - beta2**self._step)
         direction = m / (v.sqrt() + self.theirs["eps"])
         update = rate * (self.theirs["weight_decay"] * decays * weight + direction)
-        error = some(p for _, p in groups) - weight + update
+        error = strided(p for _, p in groups) - weight + update
         # a weight has 24 bits, and so have the moments
         allowed = 2e-4 * rate + 2.0**-22 * weight.abs()
         roundings = (error.abs() / allowed).max().item()
@@ -205,7 +205,7 @@ def parameters(optimizer: Any) -> list[tuple[Fields, Tensor]]:
     return [(group, p) for group in optimizer.param_groups for p in group["params"]]
 
 
-def some(tensors: Iterable[Tensor]) -> Tensor:
+def strided(tensors: Iterable[Tensor]) -> Tensor:
     """Return at most ELEMENTS of each tensor, at equal distances, in float64 on the CPU."""
     flat = (tensor.detach().flatten() for tensor in tensors)
     return torch.cat([x[:: -(-len(x) // ELEMENTS)].cpu().double() for x in flat])
