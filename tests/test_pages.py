@@ -103,15 +103,12 @@ def test_a_page_has_its_command_commit_date_and_machine(tmp_path, monkeypatch):
 
 def test_the_section_of_the_baby_gpt_has_each_seed_and_their_spread():
     script = runpy.run_path(str(ROOT / "benchmarks" / "shakespeare_page.py"))
-    row = {"step": 250, "theirs": 1.5, "verdict": None}
+    row = {"step": 250, "theirs": 1.5, "verdict": None, "split": "train", "ours": 1.4}
+    missed = row | {"step": 240, "split": "batch", "verdict": "FAIL"}
     runs = {
         seed: {
             "machine": MACHINE | {"command": f"--seed_everything {seed}"},
-            "losses": [
-                row | {"split": "train", "ours": 1.4},
-                row | {"split": "val", "ours": ours, "verdict": "ok"},
-                row | {"split": "batch", "step": 240, "ours": 1.9, "verdict": "FAIL"},
-            ],
+            "losses": [row, missed, row | {"split": "val", "ours": ours, "verdict": "ok"}],
         }
         for seed, ours in (("1337", 1.47), ("1338", 1.49))
     }
