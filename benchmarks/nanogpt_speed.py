@@ -34,6 +34,7 @@ import torch
 
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.hardware.peaks import measure_peak
+from gpt_lightning.hardware.precision import cpu_bf16_units
 from gpt_lightning.model.flops import flops_per_token
 
 PAGE = Path(__file__).with_name("speed.md")
@@ -65,7 +66,7 @@ class Model:
         """Return the time that no program of this arithmetic can beat, in ms.
 
         Args:
-            peak_flops: Rate of bfloat16 products, in FLOP/s. The masked half of attention does
+            peak_flops: Rate of products in our dtype, in FLOP/s. The masked half of attention does
                 not count: a kernel may skip it.
             bandwidth: Bytes per second. AdamW reads weight, gradient and two averages, and writes
                 three of them, in float32.
@@ -133,7 +134,9 @@ def main() -> None:
             parser.error(f"run `python {args.nanogpt}/data/{name}/prepare.py` before")
     load = os.getloadavg()[0]  # load of other programs: the loop makes its own
     machine = machine_record(sys.argv)
-    peak, bandwidth = measure_peak(torch.device("cpu"), "bf16", 3.0), measure_bandwidth()
+    commit = run(["git", "rev-parse", "--short", "HEAD"], args.nanogpt).strip()
+    dtype = "bf16" if cpu_bf16_units() else "fp32"  # as trainer.precision: auto
+    peak, bandwidth = measure_peak(torch.device("cpu"), dtype, 3.0), measure_bandwidth()
     rows, more = [], []
     for model in MODELS:
         pairs = []
@@ -152,9 +155,8 @@ def main() -> None:
         cells = [f"{floor:,.1f}", f"{floor / ours:.0%}", f"{ours - floor:,.1f}", *cells]
         more.append(f"| {model.name.partition(':')[0]} | {ours:,.1f} | {' | '.join(cells)} |")
         print(more[-1], flush=True)
-    commit = git(args.nanogpt, "rev-parse", "--short", "HEAD")
     facts = f"{machine['date']}. {machine['CPU']}; {machine['memory']}; {machine['software']}. "
-    facts += f"nanoGPT {commit}. Load average before: {load:.1f}. Floor: bfloat16 products at "
+    facts += f"nanoGPT {commit}. Load average before: {load:.1f}. Floor: {dtype} products at "
     facts += f"{peak / 1e12:.2f} TFLOP/s, AdamW's bytes at {bandwidth / 1e9:.0f} GB/s."
     write(facts, rows, more)
 
@@ -228,12 +230,6 @@ def run(command: list[str], folder: Path, more: dict[str, str] | None = None) ->
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def git(folder: Path, *words: str) -> str:
-    """Return what git prints."""
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
-    return done.stdout.strip() or "of an unknown commit"
 
 
 def row(name: str, pairs: list[tuple[float, float]]) -> str:

@@ -50,7 +50,8 @@ class Settings:
             of standard deviations above the mean of the last 128 steps; null: never. 6 is a common
             choice. With a number, the device is synchronized at every step.
         fused: Use AdamW's fused kernel; auto: if the device has one.
-        compile: Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16.
+        compile: Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16 or
+            with dropout.
         compile_scope: model: compile one graph. block: one for all blocks and one for the head,
             which takes a fraction of the time to compile and runs a little slower.
         pad_head: Multiply the output head of a compiled model in a multiple of 64 rows; auto: on a

@@ -172,7 +172,7 @@ class GPTModule(EvaluatedModule):
         """True if the model is compiled on this device, and the reason."""
         if self.settings.compile != "auto":
             return self.settings.compile, "as set"
-        return should_compile(self._device_type, self.trainer.precision)
+        return should_compile(self._device_type, self.trainer.precision, self.config.dropout)
 
     @property
     def evaluates_compiled(self) -> bool:

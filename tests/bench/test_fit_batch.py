@@ -31,6 +31,7 @@ trainer:
   gradient_clip_val: 1.0
 model:
   config: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 32, vocab_size: 65, dropout: 0.1}
+  compile: false
   warmup_steps: 1000
 data: {dataset: nowhere, batch_size: 12}
 """

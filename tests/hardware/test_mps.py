@@ -60,7 +60,7 @@ def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
     banner = capsys.readouterr().out
     assert "device      Apple" in banner
     assert "precision   32-true, " in banner
-    assert "compile     off (auto: off for mps)" in banner
+    assert "compile     off (auto: off for mps, " in banner
     assert {"synchronize", "event", "manual_seed"} <= set(mac)
     assert fit("--trainer.accelerator=cpu")["val/loss"] == loss
     sample = ["sample", "lightning_logs/run/version_0", "--device=mps", "--max_new_tokens=4"]

@@ -46,7 +46,8 @@ PROGRAMS = "g++ gcc triton Python.h"
         ("cuda", "bf16-mixed", PROGRAMS, "mycc", "off, there is no C compiler for Triton (mycc)"),
         ("cpu", "bf16-mixed", PROGRAMS, None, "on for cpu"),
         ("cpu", "bf16-true", PROGRAMS, None, "on for cpu"),
-        ("cpu", "32-true", PROGRAMS, None, "off for cpu in float32"),
+        ("cpu", "32-true", PROGRAMS, None, "off for cpu, 32-true, dropout 0"),
+        ("cpu", "32-true 0.2", PROGRAMS, None, "on for cpu, 32-true, dropout 0.2"),
         ("cpu", "bf16-mixed", "Python.h", None, "off, there is no C++ compiler"),
         # Inductor's code for a CPU includes it, and so does Triton's launcher of kernels
         ("cpu", "bf16-mixed", "g++", None, "off, there is no Python.h"),
@@ -63,7 +64,8 @@ def test_auto(device, precision, programs, CC, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(compilation, "has_triton", lambda: "triton" in there)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    compiled, why = should_compile(device, precision)
+    precision, _, dropout = precision.partition(" ")
+    compiled, why = should_compile(device, precision, float(dropout or 0))
     assert compiled is reason.startswith("on")
     assert why.startswith(f"auto: {reason}")
 

@@ -25,16 +25,17 @@ from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype
 
 
-def should_compile(device: str, precision: str) -> tuple[bool, str]:
+def should_compile(device: str, precision: str, dropout: float = 0.0) -> tuple[bool, str]:
     """Return whether compiling is faster on a device, and the reason for the run's banner.
 
     On a CPU it halves the time of a step in bfloat16, where only the matrix products are fast
-    without it, and gains nothing in float32 (benchmarks/speed.md). On MPS it was slower in a
-    published run.
+    without it. In float32 it gains much with dropout alone, whose masks PyTorch draws serially
+    (benchmarks/speed.md). On MPS it was slower in a published run.
 
     Args:
         device: cpu, cuda or mps.
         precision: Precision of the Trainer, such as bf16-mixed.
+        dropout: Dropout of the model.
     """
     if device == "cuda":
         if not has_triton():
@@ -42,15 +43,15 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
         own = os.environ.get("CC")
         if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
             return False, f"auto: off, there is no C compiler for Triton ({own or 'gcc or clang'})"
-    elif device != "cpu" or not precision.startswith("bf16"):
-        return False, f"auto: off for {device}" + (" in float32" if device == "cpu" else "")
+    elif device != "cpu" or not (precision.startswith("bf16") or dropout):
+        return False, f"auto: off for {device}, {precision}, dropout {dropout:g}"
     else:
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
         if not shutil.which(compiler):
             return False, f"auto: off, there is no C++ compiler {compiler!r}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return False, "auto: off, there is no Python.h (python3-dev), which compiled code includes"
-    return True, "auto: on for cuda" if device == "cuda" else "auto: on for cpu in bfloat16"
+    return True, f"auto: on for {device}, {precision}, dropout {dropout:g}"
 
 
 def has_triton() -> bool:

@@ -24,14 +24,10 @@ from tests.tiny_fit import rows as all_rows
 RUN = [
     "fit",
     *TINY_MODEL,
-    "--data.text_file=text.txt",
-    "--data.tokenizer=byte",
-    "--data.batch_size=2",
-    "--model.config.dropout=0.2",
-    "--trainer.max_steps=6",
-    "--trainer.accumulate_grad_batches=2",
-    "--trainer.val_check_interval=8",
-    "--trainer.check_val_every_n_epoch=null",
+    *("--data.text_file=text.txt", "--data.tokenizer=byte", "--model.compile=false"),
+    *("--data.batch_size=2", "--model.config.dropout=0.2"),
+    *("--trainer.max_steps=6", "--trainer.accumulate_grad_batches=2"),
+    *("--trainer.val_check_interval=8", "--trainer.check_val_every_n_epoch=null"),
 ]
 TASKS = ["--evaluation.tasks=hellaswag,lambada", "--evaluation.data=items", "--evaluation.limit=3"]
 
