@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
     # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other, which slows a
     # step down on a busy machine (benchmarks/shakespeare_char_cpu.md). The limit must be set before
     # torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
     # Segments that grow waste less of a GPU's memory between tensors of different sizes, so that a
     # larger batch fits (docs/memory.md). CUDA's allocator reads this when it starts.
     if not any(name in os.environ for name in ALLOCATOR):

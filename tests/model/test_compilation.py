@@ -254,13 +254,14 @@ def test_the_settings_hold_for_a_graph_of_ours_alone(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     torch.compiler.reset()
     before = [getattr(config, name) for name in names]
-    for device, version in (("cpu", "2.13.0"), ("cuda", "2.11.0"), ("cuda", "2.10.1")):
+    for kind, version, *gpt in map(str.split, ("cpu 2.13 +", "cpu 2.13", "cuda 2.11", "cuda 2.10")):
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-        backend = compilation.compiler_of.__wrapped__(device)
+        backend = compilation.compiler_of.__wrapped__(kind, bool(gpt))
         torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(3))
         torch.compiler.reset()
-    cuda = [*before[:3], True]  # torch 2.10's gradients are wrong with the last one
-    assert seen == [([False] * 3 + [True], True, True), (cuda, True, True), (cuda, True, False)]
+    ours, theirs = [False] * 3 + [True], [*before[:3], True]
+    # torch 2.10's gradients are wrong with the last one
+    assert seen == [(ours, True, True), *[(theirs, True, True)] * 2, (theirs, True, False)]
     assert [getattr(config, name) for name in names] == before
     assert cpp.vec_isa_ok is None
 

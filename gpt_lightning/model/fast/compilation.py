@@ -43,7 +43,7 @@ def should_compile(device: str, precision: str, dropout: float = 0.0) -> tuple[b
         own = os.environ.get("CC")
         if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
             return False, f"auto: off, there is no C compiler for Triton ({own or 'gcc or clang'})"
-    elif device != "cpu" or not (precision.startswith("bf16") or dropout):
+    elif device != "cpu" or not (dropout or "bf16" in precision):
         return False, f"auto: off for {device}, {precision}, dropout {dropout:g}"
     else:
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
@@ -80,7 +80,7 @@ def compile_in_place(
             cpu_kernels.install(model, pad_head is not False)
         else:
             cpu_kernels.install_head(model)
-    backend = compiler_of(device)
+    backend = compiler_of(device, isinstance(model, GPT))
     if scope == "block" and isinstance(model, GPT):
         for block in model.transformer.h:
             block.compile(backend=backend)
@@ -183,18 +183,20 @@ ONE_ORDER = {"triton.mix_order_reduction": False}
 
 
 @functools.cache
-def compiler_of(device: str) -> str | Callable[..., Any]:
+def compiler_of(device: str, gpt: bool = True) -> str | Callable[..., Any]:
     """Return PyTorch's compiler with the settings for models of ours on a device.
 
-    That is "inductor", without settings, if this PyTorch has others.
+    That is "inductor", without settings, if this PyTorch has others. On a CPU, networks other than
+    a GPT have PyTorch's: with ours a transpose of the rotated keys of RoPE was NaN in bfloat16
+    (torch 2.13, g++ 12, a Xeon).
     """
     try:
         from torch._functorch import config
         from torch._inductor import config as loops
 
         inductor = torch._dynamo.lookup_backend("inductor")
-        recompute: Fields = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
-        sums: Fields = WRITE_SUMS if device == "cpu" else {}
+        recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" and gpt else {}
+        sums: Fields = WRITE_SUMS if recompute else {}
         if device == "cuda" and torch.__version__ < "2.11":
             sums = ONE_ORDER
         # the backward graph at once, while the settings hold
