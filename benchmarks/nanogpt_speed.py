@@ -85,7 +85,7 @@ GPT2 = (  # no accumulation; the rest is what train.py has
 )
 OUR_GPT2 = (
     "--config gpt2_124m --data.dataset null --data.corpus tinyshakespeare "
-    "--trainer.accumulate_grad_batches 1"
+    "--trainer.accumulate_grad_batches 1 --trainer.precision auto"
 )
 MODELS = (
     Model(
