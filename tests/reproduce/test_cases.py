@@ -63,10 +63,9 @@ def test_a_rung_has_a_configuration_and_published_losses(case: Case, rung: Rung,
     stepped = [step for step, split in published.losses if split == "batch"]
     assert max(evaluated, default=-1) <= values["trainer.max_steps"]
     # nanoGPT trains one step after its last evaluation
-    assert max(evaluated + stepped) in (
-        values["trainer.max_steps"],
-        values["trainer.max_steps"] - 1,
-    )
+    assert values["trainer.max_steps"] - max(evaluated + stepped) in (0, 1)
+    if values["model.config.dropout"]:  # auto compiles on a CPU
+        assert values["model.compile"] == rung.theirs.get("compile", "auto")
     assert rung.tolerance[0][0] == 0
     if case.kind == "evaluations":
         assert values["data.eval_batches"] == case.eval_batches
