@@ -213,7 +213,7 @@ def has_our_forward(model: nn.Module) -> bool:
     return own == (GPT.forward, GPT.head) and has_our_head(cast(GPT, model))
 
 
-def count_flops(model: nn.Module, config: GPTConfig, context: int) -> tuple[float, str]:
+def count_flops(model: nn.Module, context: int) -> tuple[float, str]:
     """Return the FLOPs of a training token, and how they are known.
 
     They are those of the network's own method, or else of FlopCounterMode for the forward and

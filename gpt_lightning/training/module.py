@@ -151,7 +151,7 @@ class GPTModule(EvaluatedModule):
             self.model, trainer, self.context, dropout
         )
         if self.network:
-            self.notes["FLOPs"] = count_flops(self.model, self.config, self.context)[1]
+            self.notes["FLOPs"] = count_flops(self.model, self.context)[1]
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
 
@@ -183,7 +183,7 @@ class GPTModule(EvaluatedModule):
     def flops_per_token(self) -> float:
         """FLOPs of a training token, forward and backward, at the run's context."""
         if self.network:
-            return count_flops(self.model, self.config, self.context)[0]
+            return count_flops(self.model, self.context)[0]
         return build.flops_per_token(self.model, self.context)
 
     @property

@@ -4,6 +4,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,11 +84,12 @@ def lone_checkpoint() -> str:
     return "lone.ckpt"
 
 
-def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys):
-    assert fit() == 0
-    printed = capsys.readouterr().out
-    assert f"network {module}.MyGPT" in printed
-    assert "FlopCounterMode" in printed
+def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys, monkeypatch):
+    count = Mock(wraps=count_flops)
+    monkeypatch.setattr("gpt_lightning.training.module.count_flops", count)
+    assert fit("--speed={peak_flops: 1e12, warmup_steps: 0}", "--trainer.log_every_n_steps=1") == 0
+    assert count.call_count == 2  # for the banner and the MFU, not at each log
+    assert "FlopCounterMode" in capsys.readouterr().out
     config = yaml.safe_load(Path("lightning_logs/own/version_0/config.yaml").read_text())
     assert config["model"]["network"]["folder"] == str(Path("code").absolute())
     del sys.modules[module]  # the folder is found again
@@ -217,8 +219,7 @@ def test_a_class_path_typed_with_a_dot_is_the_network(module, capsys):
     assert fit("--model.network.class_path", f"{module}.MyGPT", "--trainer.max_steps=2") == 0
     assert f"network {module}.MyGPT" in capsys.readouterr().out
     path = ["--model.network.class_path", f"{module}.MyGPT"]
-    sample = ["sample", lone_checkpoint(), *path, "--max_new_tokens=2", "--device=cpu"]
-    assert main(sample) == 0
+    assert main(["sample", lone_checkpoint(), *path, "--max_new_tokens=2", "--device=cpu"]) == 0
 
 
 def test_a_class_given_to_fit_in_python_is_its_path(module):
@@ -281,10 +282,9 @@ def test_tokens_are_those_of_its_own_forward():
 
 
 def test_flops_are_its_own_count_or_pytorchs():
-    config = GPTConfig(2, 2, 16, 8, 32)
-    model = GPT(config)
+    model = GPT(GPTConfig(2, 2, 16, 8, 32))
     before = torch.get_rng_state()
-    flops, how = count_flops(model, config, 8)
+    flops, how = count_flops(model, 8)
     # 6 a weight of a product, and 12 C T a layer for attention; GPT-2 counts the same
     matrices = 6 * (12 * 2 * 16**2 + 32 * 16)
     assert flops == matrices + 12 * 2 * 16 * 8
@@ -292,7 +292,7 @@ def test_flops_are_its_own_count_or_pytorchs():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in model.parameters())
     model.flops_per_token = lambda context: 3 * context
-    assert count_flops(model, config, 8)[0] == 24
+    assert count_flops(model, 8)[0] == 24
 
 
 def test_the_tutorials_variant_has_30_lines():  # tests/test_shown_commands.py trains it

@@ -148,7 +148,7 @@ class RunRecorder(Callback):
             stalls=len(stalls),
             step_ms=speed.median_s(kept) * 1e3 if kept else None,
             tokens_per_sec=speed.tokens_per_sec(kept) if kept else None,
-            mfu=monitor.mfu(kept, pl_module),
+            mfu=monitor.mfu(kept),
         )
 
 

@@ -169,7 +169,7 @@ def speed_facts(monitor: SpeedMonitor, module: GPTModule) -> Facts:
     if steps:
         speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_s(steps) * 1e3:.1f} ms"
     if steps and monitor.peak:
-        speed += f", MFU {monitor.mfu(steps, module):.1%} of {monitor.peak.label}"
+        speed += f", MFU {monitor.mfu(steps):.1%} of {monitor.peak.label}"
     if stalls:
         speed += f"; {len(stalls)} stalls left out, the longest of {max(stalls)[0]:.1f} s"
     return {"speed": speed, "time": f"{sum(seconds.values()):.1f} s: {parts}"}

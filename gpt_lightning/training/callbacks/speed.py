@@ -100,8 +100,10 @@ class SpeedMonitor(StepCallback):
         dtype = product_dtype(trainer.precision, pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step = trainer.global_step
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._step, ranks = trainer.global_step, trainer.world_size
+        # counted once: a network of one's own takes 0.2 s
+        self._mfu_terms = self.peak and (pl_module.flops_per_token, self.peak.flops, ranks)
         self._waited = (0.0, self._step)  # seconds waited for data, and steps, at the last log
         self._enter("start-up")  # a sanity check has ended
         if (logger := steps.run_logger(trainer)) and trainer.is_global_zero:
@@ -227,7 +229,7 @@ class SpeedMonitor(StepCallback):
             return  # still warming up
         module.log("perf/step_ms", median_s(window) * 1e3)
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
-        if (mfu := self.mfu(window, module)) is not None:
+        if (mfu := self.mfu(window)) is not None:
             module.log("perf/mfu", mfu)
 
     def _log_tokens(self, module: LightningModule) -> None:
@@ -245,12 +247,11 @@ class SpeedMonitor(StepCallback):
         self._window.clear()
         return window
 
-    def mfu(self, steps: Steps, module: GPTModule) -> float | None:
+    def mfu(self, steps: Steps) -> float | None:
         """Return the MFU of steps, a fraction of the peak; None without a step or a known peak."""
-        if not self.peak or not steps:
+        if not steps or not self._mfu_terms:
             return None
-        rate = tokens_per_sec(steps)
-        return flops.mfu(rate, module.flops_per_token, self.peak.flops, module.trainer.world_size)
+        return flops.mfu(tokens_per_sec(steps), *self._mfu_terms)
 
     # ---- results -------------------------------------------------------------------------------
 
