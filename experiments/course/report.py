@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse.typing import PositiveInt
 from markdown import markdown as to_html
 
 from experiments.course import answers
@@ -68,6 +69,7 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--machines", nargs="+", default=[], help="Reports of other machines.")
     parser.add_argument("--quick", action="store_true", help="A tiny model, in a minute.")
     parser.add_argument("--out", type=str | None, help=f"Folder; null: a folder in {ROOT}.")
+    parser.add_argument("--passes", type=PositiveInt, default=100, help=TEXT["passes"])
     about = "Time limit of each row, in seconds."
     parser.add_argument("--timeout_s", type=options.PositiveFinite, default=1800.0, help=about)
     return parser
@@ -107,7 +109,8 @@ def filled(section: Section, args: Any, device: str) -> list[str]:
     sizes = args.sizes or SIZES[device]
     names = {"sizes": sizes, "one": sizes.split(",")[0], "last": sizes.split(",")[-1]}
     words = {word: f"--sizes {name}" for word, name in names.items()} | {"device": device}
-    text = section.options.format(**words | TABLE["words"]["quick" if args.quick else "full"])
+    words = vars(args) | words | TABLE["words"]["quick" if args.quick else "full"]
+    text = section.options.format_map(words)
     return shlex.split(text if "--device" in text else f"--device {device} {text}")
 
 
@@ -130,17 +133,14 @@ def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
         ]
         parts += [part for path in found for part in described(section, path, folder)]
         if not found:
-            parts.append("Not measured. The command for it:")
-            parts.append(f"```\n{PROGRAM} --sections {section.name}\n```")
+            parts.append(f"Not measured:\n\n```\n{PROGRAM} --sections {section.name}\n```")
     text = "\n\n".join(parts).replace("<", "&lt;") + "\n"  # templates in the names of kernels
     page = to_html(text, extensions=["tables", "fenced_code"])
     page = re.sub(r'src="([^"]+)"', lambda link: embedded(folder / link[1]), page)
+    page = f"<!doctype html><meta charset=utf-8>{TEXT['style']}{page}"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "report.md", text.encode())
-    write_atomic(
-        folder / "report.html",
-        f"<!doctype html><meta charset=utf-8>{TEXT['style']}{page}".encode(),
-    )
+    write_atomic(folder / "report.html", page.encode())
 
 
 def embedded(picture: Path) -> str:

@@ -95,8 +95,9 @@ def test_sizes_suit_the_device_and_sections_take_their_part():
         assert found == [sizes, "small", sizes.split(",")[-1]]
     dtypes = command.filled(command.SECTIONS["dtypes"], args, "mps")
     assert dtypes[:4] == ["--device", "mps,cuda-rules", "--models", "toy,gpt"]
-    args = command.make_parser().parse_args(["--sizes", "large"])
+    args = command.make_parser().parse_args(["--sizes", "large", "--passes", "7"])
     assert "large" in command.filled(command.SECTIONS["end-to-end"], args, "cpu")
+    assert command.filled(command.SECTIONS["attention"], args, "cpu")[-1] == "7"
 
 
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
@@ -153,7 +154,7 @@ def test_the_quick_report_has_every_section_that_runs_here(calls):
     measured = [name for name, s in command.SECTIONS.items() if not s.compiles]
     for name in measured:
         assert "| ok |" in part(text, command.SECTIONS[name].title), name
-    assert text.count("Not measured. The command for it:") == len(command.SECTIONS) - len(measured)
+    assert text.count("Not measured:") == len(command.SECTIONS) - len(measured)
     rows = len(calls)
     assert rows == 18  # a process of two to three seconds each, without this fixture
     assert report() == 0
