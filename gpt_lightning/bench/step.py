@@ -25,8 +25,13 @@ from gpt_lightning.training import optim
 MAX_NORM = 1.0  # norm of the gradients in all files of configs/
 
 
-def set_products(dtype: str, device: torch.device) -> torch.dtype:
+def set_products(dtype: str, device: torch.device, keep: bool = True) -> torch.dtype:
     """Set the precision of float32 products; on a CPU also keep freed memory, as `fit` does.
+
+    Args:
+        dtype: Dtype of the products.
+        device: Device of the row.
+        keep: Keep freed memory.
 
     Returns:
         Dtype of tensors whose products are in `dtype`.
@@ -39,7 +44,7 @@ def set_products(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "bf16" and device.type == "cuda" and not cuda_has_bf16():
         raise SkippedError(f"{torch.cuda.get_device_name(device)} has no bfloat16")
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    if device.type == "cpu":
+    if device.type == "cpu" and keep:
         keep_freed_memory()
     return DTYPES[dtype].operands
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import attention, memory_meter
+from gpt_lightning.bench import attention, memory_meter, step
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import RoPE
 from gpt_lightning.cli import main
@@ -34,18 +34,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 
-def measured(
-    kernel: str,
-    context: int,
-    causal: bool = True,
-    dtype: str = "fp32",
-    model: str = "gpt2",
-    heads: int = 1,
-    d: int = D,
-) -> dict:
-    row = {"device": "cpu", "dtype": dtype, "model": model, "kernel": kernel, "causal": causal}
-    row |= {"batch": BATCH, "d": d, "context": context, "warmup": 1, "heads": heads}
-    return call(attention.measure_attention, row | {"steps": 3, "memory_gib": None})
+def measured(kernel: str, context: int, **changes: object) -> dict:
+    row = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "kernel": kernel, "causal": True}
+    row |= {"batch": BATCH, "d": D, "context": context, "heads": 1, "warmup": 1, "steps": 3}
+    return call(attention.measure_attention, row | {"memory_gib": None} | changes)
 
 
 def qkv(context: int) -> list[torch.Tensor]:
@@ -74,6 +66,15 @@ def test_memory_held_grows_with_the_square_of_the_context_unless_it_is_fused() -
     assert weights <= measured("naive", 512)["held_mib"] < 1.5 * weights
 
 
+@pytest.mark.parametrize(("gib", "note"), [(0.03, ""), (0.02, "freed memory is not kept")])
+def test_freed_memory_is_kept_while_twelve_matrices_of_scores_fit(gib, note, monkeypatch) -> None:
+    kept = []
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda *args: gib)
+    monkeypatch.setattr(step, "keep_freed_memory", lambda: kept.append(True))
+    assert measured("naive", 512)["note"] == note  # a matrix has 2 MiB, twelve 0.023 GiB
+    assert bool(kept) == (not note)
+
+
 def test_heads_are_the_models_and_the_rates_follow_from_the_times(monkeypatch) -> None:
     seen = []
     run_step = attention.run_step
@@ -81,7 +82,7 @@ def test_heads_are_the_models_and_the_rates_follow_from_the_times(monkeypatch) -
         attention, "run_step", lambda f, qkv, phase: (seen.append(qkv[0]), run_step(f, qkv, phase))
     )
     for causal, scores in ((True, 32 * 32 / 2), (False, 32 * 32)):
-        found = measured("sdpa-flash", 32, causal, heads=3)
+        found = measured("sdpa-flash", 32, causal=causal, heads=3)
         tflop = 4 * BATCH * 3 * scores * D / 1e12
         assert found["forward_tflops_per_sec"] == pytest.approx(tflop / found["forward_ms"] * 1e3)
         rate = 2.5 * tflop / found["backward_ms"] * 1e3
