@@ -25,7 +25,7 @@ profiler's record of tensors on a CPU, and from Metal's driver on MPS.
 
 A CPU keeps freed memory for the next step, as in `fit`, if twelve matrices of scores (batch x heads
 x context x context, float32) fit into memory. The kept blocks leave gaps: naive needs three
-matrices, and had taken eleven at 8,192 tokens. A row with larger ones gives its memory back, which
+matrices, and took eleven at 8,192 tokens. A row with larger ones gives its memory back, which
 costs time, since the system clears each page again; its note says so.
 """
 
@@ -136,6 +136,7 @@ def measure_attention(row: Row) -> Values:
     device = torch.device(row.device)
     limit = memory_meter.limit_memory(device, row.memory_gib)
     scores = row.batch * row.heads * row.context**2
+    # a GiB has 2**28 numbers of float32; why twelve: see the top of this file
     keep = not limit or 12 * scores < limit * 2**28
     dtype = set_products(row.dtype, device, keep)
     graphs, own = compiled_graphs(), ":" in row.kernel
@@ -203,12 +204,12 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
     own = resolve_name(kernel) if ":" in kernel else None
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if rope is not None:
+        if rope:
             q, k = rope(q).type_as(q), rope(k).type_as(k)
         if kernel in FUSED:
             with sdpa_kernel(FUSED[kernel][0]):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        if own is not None:
+        if own:
             out = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
             return out.unflatten(0, q.shape[:2])
         if causal:

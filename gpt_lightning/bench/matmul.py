@@ -92,7 +92,7 @@ def measure_matmul(row: Row) -> Values:
     dtype = set_products(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (
-        torch.randn(dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))
+        torch.randn(*dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))
     )
     x.requires_grad_()
     weight.requires_grad_()
@@ -113,10 +113,11 @@ def measure_matmul(row: Row) -> Values:
     found = {
         "calls": calls,
         "measured_peak_tflops_per_sec": peak,
-        "published_peak_tflops_per_sec": published and published.flops / 1e12,
+        "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
     }
     for phase, flops in (("forward", 2 * m * k * n), ("backward", 4 * m * k * n)):
         found |= timing.columns(phase, [ms / calls for ms in times[phase]], "std")
         rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
-        found |= {f"{phase}_" + "tflops_per_sec": rate, f"{phase}_" + "of_measured": rate / peak}
+        shares = {"tflops_per_sec": rate, "of_measured": rate / peak}
+        found |= {f"{phase}_{name}": value for name, value in shares.items()}
     return found

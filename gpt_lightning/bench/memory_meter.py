@@ -72,7 +72,7 @@ def limit_memory(device: torch.device, gib: float | None, share: float = 1.0) ->
     """
     if device.type != "cpu":
         return None
-    gib = share * available_gib() if gib is None else gib
+    gib = gib or share * available_gib()
     limit, (_, hard) = int(gib * GIB), resource.getrlimit(resource.RLIMIT_DATA)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

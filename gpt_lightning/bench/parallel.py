@@ -125,8 +125,7 @@ def measure_rank(rank: int, folder: str, row: Row) -> Values:
     memory_meter.limit_memory(device, row.memory_gib / row.processes)
     prepare(row)
     backend = "gloo" if row.device == "cpu" else "nccl"
-    store = f"file://{folder}/store"
-    dist.init_process_group(backend, store, rank=rank, world_size=row.processes)
+    dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=row.processes)
     try:
         measure = measure_collective if row.work in COLLECTIVES else measure_step
         return measure(row, device)

@@ -171,7 +171,7 @@ class Training:
 def compiler_count(group: str, name: str) -> int:
     """Return a counter of torch.compile in this process; 0 where it has not run."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # importing it would take 100 MiB
-    return dynamo.counters[group][name] if dynamo is not None else 0
+    return dynamo.counters[group][name] if dynamo else 0
 
 
 def compiled_graphs() -> int:
