@@ -106,8 +106,8 @@ def page(data: Figures, picture: str) -> str:
         blocks[-1] += f" The mean loss is below {figures['bound']:.4f} with p < 0.01."
     if result.nanogpt_step_s:
         blocks.append(
-            "nanoGPT's time to the loss is the steps after which its published log has reached it, "
-            "each of its median time, measured in turn with the runs."
+            "nanoGPT's time is the steps until its published log has reached the loss (on best: "
+            "its own lowest, 1.4673), each of its median time, measured in turn with the runs."
         )
         beside = [
             NanogptRow(way, step_s, track.steps, time_s, time_s / figures["time_s"])
