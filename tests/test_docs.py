@@ -63,9 +63,7 @@ def test_commands_are_found(text, expected):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text_of(path))):
-        if "://" in target:
-            continue
+    for target in re.findall(r"\]\((?!\w+://)([^)\s]+)\)", FENCE.sub("", text_of(path))):
         file, _, anchor = target.partition("#")
         page = (path.parent / file).resolve() if file else path
         assert page.exists(), target
@@ -91,8 +89,13 @@ def test_modules_that_a_page_names_exist(path):
             assert any(f"/{module}".endswith(f"/{name}") for module in modules), name
 
 
-def test_the_readme_is_short():
-    assert len(text_of(ROOT / "README.md").splitlines()) < 200
+def test_the_readme_is_short_and_its_results_are_of_one_day_and_commit():
+    readme = text_of(ROOT / "README.md")
+    assert len(readme.splitlines()) < 200
+    ((day, commit),) = re.findall(r"(\S+), commit (\w+)", readme)
+    for page in ("speed", "peers"):
+        text = text_of(ROOT / f"benchmarks/{page}.md")
+        assert f"({commit})" in text[text.index(day) :][:300], page
 
 
 @pytest.mark.parametrize("page", shown.PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -39,10 +39,8 @@ def test_the_commands_of_a_page_can_be_typed(name):
 
 def test_the_same_measurement_holds(capsys):
     assert judged(measurement(), measurement(total_ms=12.0, calls=9, note="x")) == []
-    assert "total_ms: 1.20 times the last measurement (1.20 to 1.20, 1 rows)\n" in (
-        capsys.readouterr().out
-    )
-    assert judged(None, measurement()) == []
+    out = capsys.readouterr().out
+    assert "total_ms: 1.20 times the last measurement (1.20 to 1.20, 1 rows)\n" in out
 
 
 @pytest.mark.parametrize(
