@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu test-null-gpu faults mutants stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu test-null-gpu faults stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -51,9 +51,6 @@ test-long: $(DEV) ## Run the few tests that take half a minute and more, each
 faults: $(DEV) ## Kill and damage real runs, print each case's result (more than ten minutes)
 	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2 \
 	  -o faulthandler_timeout=900
-
-mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the changes that tests see (an hour)
-	$(BIN)/python tests/mutants/run.py --page lightning_logs/mutants/results.md
 
 stubs: $(DEV) ## Write the types of keyword arguments from the settings (training/keywords.pyi)
 	$(BIN)/python tests/stubs.py

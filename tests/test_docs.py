@@ -82,11 +82,21 @@ def test_lines_wrap_at_100_characters(path):
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_that_a_page_names_exist(path):
     modules = {file.relative_to(ROOT).as_posix() for file in ROOT.glob("[!.]*/**/*.py")}
-    if path.name == "mutants.md":  # the lines of an earlier commit, which the page names
-        return
     for name in re.findall(r"\w[\w/]*\.py\b", text_of(path)):
         if not PLACEHOLDER.search(name) and name not in NANOGPTS:
             assert any(f"/{module}".endswith(f"/{name}") for module in modules), name
+
+
+def test_process_wide_changes_are_on_the_page():
+    page = text_of(ROOT / "docs/architecture.md")
+    section = page.split("## Changes of the process that stay", 1)[1].split("\n## ", 1)[0]
+    listed = set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
+    sources = [text_of(path) for path in (ROOT / "gpt_lightning").rglob("*.py")]
+    for name in listed:
+        assert len([code for code in sources if name in code]) == 1, name
+    for name in ("mallopt", "_SPINCOUNT", "register_at_fork", "set_start_method", "ALLOC_CONF"):
+        used = any(name in code for code in sources)
+        assert used == any(name in row for row in listed), name
 
 
 def test_the_readme_is_short_and_its_results_are_of_one_day_and_commit():

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import sources, tree
 
+import gpt_lightning
 from gpt_lightning.cli import COMMANDS, main
 from gpt_lightning.remote import attempts
 
+PACKAGE = Path(gpt_lightning.__file__).parent
 TRAINER = "{accelerator: cpu, devices: 1, max_steps: 2, val_check_interval: 2, limit_val_batches: 1"
 CONFIG = (
     f"trainer: {TRAINER}, check_val_every_n_epoch: null}}\nsamples: {{max_new_tokens: 0}}\n"
@@ -152,8 +153,8 @@ def text_of(node: ast.AST) -> str:
 
 def test_each_message_with_a_command_or_an_option_has_a_row():
     texts, naming = set(), set()
-    for path in sources():
-        nodes = [*ast.walk(tree(path))]
+    for path in PACKAGE.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
         inner = {part for n in nodes if isinstance(n, ast.JoinedStr) for part in ast.walk(n)} - {
             n for n in nodes if isinstance(n, ast.JoinedStr)
         }
