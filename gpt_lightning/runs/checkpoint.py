@@ -258,8 +258,8 @@ def read_content(
         path: File that torch.save has written.
         map_location: Argument of torch.load.
         mmap: True to map the tensors from the file; False to read them.
-        check: True to compare the file with its digest. Without one, a warning is printed if it is
-            a checkpoint of ours.
+        check: True to compare the file with its digest. If that cannot be read, a warning is
+            printed for a checkpoint of ours.
 
     Raises:
         UserError: the file is missing, damaged, or would run code. Or its records are compressed:
@@ -276,7 +276,7 @@ def read_content(
         raise not_ours(path, error) from error
     if not has_digest and isinstance(content, dict) and "gpt_lightning" in content:
         where, name = path.resolve(), sidecar(path.resolve()).name
-        rank_zero_only(warn)(f"{where} has no digest in {name}: damage would go unnoticed")
+        rank_zero_only(warn)(f"{where} has no readable digest in {name}: damage would go unnoticed")
     return content
 
 

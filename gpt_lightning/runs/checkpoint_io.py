@@ -238,32 +238,49 @@ def non_finite(step: int, folder: Path | None) -> UserError:
 def set_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints of later steps when a run continues from `step`.
 
-    They belong to another branch of the run, or are damaged; the next resume would use the newest
-    of them. They are deleted when the run has saved the same or a later step, or when the next
-    resume sets other checkpoints aside.
+    The next resume would use the newest of them. Those of another branch of the run are named
+    NAME.old, and deleted when the run has saved the same or a later step, or when the next resume
+    sets other checkpoints aside. Those that are damaged, unchecked or of another run are named
+    NAME.skipped, and never deleted.
     """
     later = [saved for saved in folders.saved_checkpoints(folder) if saved.step > step]
     if later:
         drop_aside(folder)
     for saved in later:
         path = saved.path.with_name(saved.path.name + folders.ASIDE)
+        if not is_of_run(saved.path):
+            path = skipped_path(saved.path)
         print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
         with contextlib.suppress(FileNotFoundError):  # a file without a digest
             folders.sidecar(saved.path).replace(folders.sidecar(path))
 
 
+def is_of_run(path: Path) -> bool:
+    """Return whether a checkpoint matches its digest and was saved by the run of its folder."""
+    try:
+        folders.check_digest(path)
+        saved_by = read_checkpoint(path, check=False).record.run_id
+        return saved_by == folders.run_id(path.parent.parent)
+    except UserError:
+        return False
+
+
+def skipped_path(path: Path) -> Path:
+    """Return a free name for a checkpoint that a resume could not use."""
+    free = path.with_name(path.name + folders.SKIPPED)
+    number = 1
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}.{number}{folders.SKIPPED}")
+    return free
+
+
 def drop_aside(folder: Path, passed: float = math.inf) -> None:
     """Delete the run's checkpoints that were set aside, up to the step that it has passed."""
     for saved in folders.saved_checkpoints(folder, folders.ASIDE):
-        if saved.step > passed:
-            continue
-        with contextlib.suppress(UserError):  # it is damaged
-            if read_checkpoint(saved.path, check=False).record.run_id != folders.run_id(
-                folder.parent
-            ):
-                continue
-        DurableCheckpointIO().remove_checkpoint(saved.path)
+        if saved.step <= passed and folders.has_digest(saved.path):
+            DurableCheckpointIO().remove_checkpoint(saved.path)
 
 
 def use_durable_io(trainer: Trainer) -> None:

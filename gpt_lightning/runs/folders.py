@@ -23,6 +23,7 @@ from gpt_lightning.parsing import program, shell_command
 
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
+SKIPPED = ".skipped"  # suffix of checkpoints that a resume could not use; nothing deletes them
 SIDECAR = ".sha256"
 SHARDS = "shards"  # folder beside checkpoints, with a folder for each sharded one
 FIX = "check its permissions, or take another checkpoint"
@@ -282,8 +283,7 @@ def write_sidecar(path: Path, digest: str, shards: Mapping[str, str] | None = No
     """
     known = [(digest, dict(shards or {}))]
     if path.exists():
-        with contextlib.suppress(UserError):  # the list is damaged
-            known += read_sidecar(path)[:1]
+        known += read_sidecar(path)[:1]
     listed = [{path.name: whole} | parts for whole, parts in known]
     lines = [f"{sha256}  {name}\n" for each in listed for name, sha256 in each.items()]
     with files.replacement(sidecar(path)) as temporary:
@@ -298,29 +298,28 @@ def sidecar(path: Path) -> Path:
 def read_sidecar(path: Path) -> list[tuple[str, dict[str, str]]]:
     """Return the digests that a file may have, the newest first, each with those of its shards.
 
-    The list is empty if there is no sidecar.
-
-    Raises:
-        UserError: The list cannot be read, is empty, or contains something else.
+    The list is empty if the sidecar is missing, is damaged, or cannot be read.
     """
     found: list[tuple[str, dict[str, str]]] = []
     try:
-        for line in sidecar(path).read_text(encoding="utf-8").splitlines() or [""]:
+        if not sidecar(path).is_file():  # a pipe would be waited for
+            return []
+        for line in sidecar(path).read_text(encoding="utf-8").splitlines():
             digest, _, name = line.partition(" ")
             if not re.fullmatch("[0-9a-f]{64}", digest):
-                raise ValueError(line)
+                return []
             if part := re.fullmatch(rf" ({SHARDS}/[^/]+/[^/]+)", name):
                 found[-1][1][part[1]] = digest
             else:
                 found.append((digest, {}))
-    except FileNotFoundError:
+    except (OSError, ValueError, IndexError):
         return []
-    except (OSError, ValueError, IndexError) as error:
-        raise UserError(
-            f"{sidecar(path)} is empty, damaged or unreadable, so {path.name} cannot be checked: "
-            "copy both files again, or take another checkpoint"
-        ) from error
     return found
+
+
+def has_digest(path: Path) -> bool:
+    """Return whether a checkpoint is a file with a readable digest; nothing deletes another one."""
+    return path.is_file() and bool(read_sidecar(path))
 
 
 def check_digest(path: Path, required: bool = True) -> bool:
@@ -328,14 +327,13 @@ def check_digest(path: Path, required: bool = True) -> bool:
 
     Args:
         path: File, with its digest in another file beside it.
-        required: False accepts a file whose digest is missing.
+        required: False accepts a file whose digest cannot be read.
 
     Returns:
-        False if the digest is missing.
+        False if the digest cannot be read.
 
     Raises:
-        UserError: A file differs from its digest, a file cannot be read, or the digest is missing
-            or damaged.
+        UserError: A file differs from its digest, a file cannot be read, or the digest cannot.
     """
     check_regular(path)
     known = read_sidecar(path)
@@ -343,8 +341,8 @@ def check_digest(path: Path, required: bool = True) -> bool:
         return False
     if not known:
         raise UserError(
-            f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
-            "copy that file too, or take another checkpoint"
+            f"{path} has no readable digest in {sidecar(path).name}, so it cannot be checked: "
+            "copy that file again, or take another checkpoint"
         )
     whole = checked_sha256(path, *(digest for digest, _ in known))
     for name, digest in next(shards for digest, shards in known if digest == whole).items():

@@ -4,7 +4,7 @@ FOLDER/RUN_NAME/version_N has the run's config.yaml, run.json, metrics.jsonl, ti
 checkpoints, under the names that they have in lightning_logs/RUN_NAME/version_N. A file is uploaded
 under a temporary name, read back, compared by SHA-256, and renamed. In an object store, where a
 file appears whole, it has its own name at once. The digest of a checkpoint, NAME.sha256, is
-uploaded last. A checkpoint without its digest is never used.
+uploaded last. A checkpoint without its digest is neither used nor deleted.
 """
 
 import json
@@ -57,9 +57,8 @@ class Mirror:
         self.claim(run)
         self.check_run(run)
         remote.upload(b"", f"{self.url}/{BEGUN}")
-        digests = self.digests()
         for name in remote.listed(self.checkpoints):  # uploads that were interrupted
-            if ".tmp." in name or (name.endswith(".ckpt") and name not in digests):
+            if ".tmp." in name:
                 remote.delete(f"{self.checkpoints}/{name}")
 
     def claim(self, run: Path) -> bool:
@@ -87,17 +86,19 @@ class Mirror:
             for name in RUN_FILES:
                 if (run / name).exists():
                     remote.upload((run / name).read_bytes(), f"{self.url}/{name}")
-            here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
+            here = {}
+            for saved in saved_checkpoints(run / CHECKPOINTS):
+                if known := folders.read_sidecar(saved.path):
+                    here[saved.path.name] = (saved.path, *known[0])
             there = self.digests()
             keep = kept(sort_saved(map(Path, here | there)))
-            for name, path in here.items():  # the newest first
-                digest, shards = (*folders.read_sidecar(path), ("", {}))[0]
+            for name, (path, digest, shards) in here.items():  # the newest first
                 if name in keep and shards:
                     raise UserError(
                         f"{path} is in shards, which are not copied: write it to one file with "
                         f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
                     )
-                if name in keep and digest and there.get(name) != digest:
+                if name in keep and there.get(name) != digest:
                     remote.upload(path, f"{self.checkpoints}/{name}", digest)
                     line = f"{digest}  {name}\n".encode("ascii")
                     remote.upload(line, f"{self.checkpoints}/{name}{SIDECAR}")

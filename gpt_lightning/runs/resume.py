@@ -18,7 +18,7 @@ from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import shell_command
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
-from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id
+from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id, sidecar
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
@@ -41,7 +41,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
 
     Raises:
         UserError: A path has no undamaged checkpoint, or one that is in no run folder or of another
-            run; or all checkpoints of the run are damaged.
+            run; the newest one has no readable digest; or all checkpoints of the run are damaged.
     """
     if is_remote(resume):
         raise UserError(
@@ -51,7 +51,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     auto = resume == "auto"
     path = run_name_folder if auto else Path(resume)
     if path.exists() and not path.is_dir():
-        check_digest(path)
+        check_digest(path, required=False)  # the file is named: a warning is enough
         found_run = RunPaths.of_checkpoint(path.resolve())
         if not found_run:
             raise UserError(
@@ -80,17 +80,23 @@ def newest_checkpoint(run: Path) -> Path | None:
         Path of the checkpoint; None if the folder has none.
 
     Raises:
-        UserError: All checkpoints are damaged or of another run.
+        UserError: The checkpoint has no readable digest, or all are damaged or of another run.
     """
     skipped = []
     run_id(run)  # raises for a damaged run.json
     for saved in RunPaths(run).saved():
         try:
-            check_digest(saved.path)
+            has_digest = check_digest(saved.path, required=False)
             check_run(saved.path, run)
         except UserError as error:
             skipped.append(error)
             continue
+        if not has_digest:
+            again = shell_command(["resume", str(saved.path)])
+            raise UserError(
+                f"{saved.path} has no readable digest in {sidecar(saved.path).name}: restore that "
+                f"file, or go on without a check with --resume {saved.path}, or `{again}`"
+            )
         for reason in skipped:
             rank_zero_only(warn)(f"{reason}; skipped")
         return saved.path

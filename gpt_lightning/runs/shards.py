@@ -43,7 +43,7 @@ from gpt_lightning.errors import UserError, is_out_of_memory, warn
 from gpt_lightning.files import Fields, file_sha256, sync_folder
 from gpt_lightning.hardware.distributed import is_lost_peer
 from gpt_lightning.runs.checkpoint import cannot_write, read_content
-from gpt_lightning.runs.folders import ASIDE, SHARDS, SIDECAR, sidecar
+from gpt_lightning.runs.folders import ASIDE, SHARDS, SIDECAR, SKIPPED, sidecar
 
 
 def check_package() -> None:
@@ -224,7 +224,7 @@ def sweep(folder: Path) -> None:
             content = read_content(path, check=False) if path.suffix != SIDECAR else None
         except (UserError, OSError) as error:
             # a file of the user's is no checkpoint
-            if path.suffix in (".ckpt", ASIDE) or sidecar(path).exists():
+            if path.suffix in (".ckpt", ASIDE, SKIPPED) or sidecar(path).exists():
                 warn(f"no old shards are deleted: {error}")
                 return
         else:

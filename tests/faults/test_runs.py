@@ -98,21 +98,14 @@ def test_every_command_sees_a_digest_that_is_none(stopped, case, kind):
     path = newest(run_folder(stopped))
     SIDECARS[kind](sidecar(path))
     name = str(path)
-    reading = [
-        ["fit", "--config", "run.yaml", "--ckpt_path", name],
-        ["validate", "--config", "run.yaml", "--ckpt_path", name],
-        ["sample", name, "--max_new_tokens", "3"],
-        ["checkpoint", "inspect", name],
-    ]
     commands = [
-        ["fit", "--config", "run.yaml", "--resume", name],
+        ["fit", "--config", "run.yaml", "--resume", "auto"],
+        ["fit", "--config", "run.yaml", "--resume", str(path.parents[1])],
         ["checkpoint", "verify", name],
-        *([] if kind == "missing" else reading),  # they warn: runs/test_unfit_files.py
-    ]
+    ]  # the others warn: runs/test_unfit_files.py
     codes = refusals(stopped, commands, [path.name] * len(commands))
     assert set(codes) == {2}, codes
-    rest = "the other commands warn" if kind == "missing" else "and by every other command"
-    case.saw(f"{kind}: refused by --resume and verify, {rest}")
+    case.saw(f"{kind}: refused by --resume of a folder and by verify, the other commands warn")
 
 
 @pytest.mark.case("R46")

@@ -172,6 +172,17 @@ def test_an_interrupted_upload_is_never_taken(copied):
     assert saved_checkpoints(RUN / "checkpoints")[0].step == 6
 
 
+def test_a_copy_without_its_digest_is_never_deleted(copied):
+    """Here and there: the newest one is passed over, the oldest one has been kept."""
+    newest = max(name for name in there() if name.endswith(".ckpt"))
+    del Flaky.store[f"/bucket/runs/run/version_0/{newest}.sha256"]
+    content = there()[newest]
+    shutil.rmtree("lightning_logs")
+    assert fit("--resume=auto", "--checkpoint.keep_last=1", steps=5) == 0
+    assert fit("--resume=auto", "--checkpoint.keep_last=1", steps=9) == 0
+    assert there()[newest] == content
+
+
 # ---- continue ------------------------------------------------------------------------------------
 
 

@@ -168,12 +168,12 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_refused_by_name(capsys):
     assert fit(8, "--resume=auto") == 0
     printed = capsys.readouterr()
     assert f"{path} is a checkpoint of run " in printed.err
-    assert f"set aside   {path.name}.old" in printed.err
+    assert f"set aside   {path.name}.skipped" in printed.err
     assert logged_steps() == [1, 2, 3, 4, 5, 6, 7, 8]
     for file in place.glob("step-000000*"):
         file.unlink()
     for suffix in ("", ".sha256"):
-        Path(f"{path}.old{suffix}").rename(f"{path}{suffix}")
+        Path(f"{path}.skipped{suffix}").rename(f"{path}{suffix}")
     assert fit(8, "--resume=auto") == 2
     assert f"no checkpoint in {RUN} is whole and of this run" in capsys.readouterr().err
     (RUN / "run.json").unlink()

@@ -3,7 +3,9 @@
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.runs.checkpoint import read_checkpoint, read_content
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.folders import check_digest, sidecar, write_sidecar
+from gpt_lightning.runs.folders import check_digest, has_digest, sidecar, write_sidecar
+from gpt_lightning.runs.resume import newest_checkpoint
 
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.max_steps=8"]
 # by the way in which a command reads a file: {} is its path
@@ -25,9 +28,10 @@ READING = {
     "validate": ["validate", *TINY, "--ckpt_path={}"],
     "ckpt_path": ["fit", *TINY, "--ckpt_path={}"],
     "init_from": ["fit", *TINY, "--model.init_from={}"],
+    "resume": ["fit", *TINY, "--resume={}"],
 }
-PROMISING = {"resume": ["fit", *TINY, "--resume={}"], "verify": ["checkpoint", "verify", "{}"]}
-ALL = READING | PROMISING
+VERIFY = ["checkpoint", "verify", "{}"]
+ALL = [*READING.values(), VERIFY]
 
 
 @pytest.fixture
@@ -55,37 +59,57 @@ def refused(command: list[str], path: Path, capsys) -> str:
 def test_without_a_digest_a_reading_command_warns_and_goes_on(name, file, capsys):
     sidecar(file).unlink()
     assert code(READING[name], file) == 0
-    warnings = re.findall(r"warning: (.*) has no digest in", capsys.readouterr().err)
+    warnings = re.findall(r"warning: (.*) has no readable digest in", capsys.readouterr().err)
     assert warnings == [str(file.resolve())]
 
 
-@pytest.mark.parametrize("name", PROMISING)
-def test_without_a_digest_nothing_is_resumed_or_called_whole(name, file, capsys):
+def test_without_a_digest_nothing_is_called_whole(file, capsys):
     sidecar(file).unlink()
-    assert "has no digest in" in refused(PROMISING[name], file, capsys)
+    assert "has no readable digest in" in refused(VERIFY, file, capsys)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"no digest  a.ckpt\n", b"\n"])
-def test_a_damaged_digest_is_refused(content, file):
-    sidecar(file).write_bytes(content)
-    for check in (check_digest, read_checkpoint, DurableCheckpointIO().load_checkpoint):
-        with pytest.raises(UserError, match="is empty, damaged or unreadable"):
-            check(file)
+UNREADABLE: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: None,
+    "empty": Path.touch,
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+    "cut": lambda path: path.write_text("0123456789abcdef"),
+    "another line": lambda path: path.write_text(f"{'0' * 64}  a.ckpt\nno digest\n"),
+    "a folder": Path.mkdir,
+    "a pipe": lambda path: os.mkfifo(path),
+    "a loop": lambda path: path.symlink_to(path),  # an OSError, as without the permission
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_is_no_digest_is_a_missing_one(kind, file):
+    sidecar(file).unlink()
+    UNREADABLE[kind](sidecar(file))
+    assert not check_digest(file, required=False)
+    assert not has_digest(file)
+    with pytest.raises(UserError, match=r"--resume .*step-0000004.*\.ckpt, or `.* resume "):
+        newest_checkpoint(RUN)
+    DurableCheckpointIO().load_checkpoint(file)
+
+
+def test_a_digest_without_permission_is_a_missing_one(file, monkeypatch):
+    def forbidden(path: Path, **kwargs: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", forbidden)  # root may read every file
+    assert not check_digest(file, required=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["digest", "byte", "pipe"])
+@pytest.mark.parametrize("damage", ["byte", "pipe"])
 def test_what_is_damaged_is_refused_by_every_command(damage, file, capsys):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0x40
-    if damage == "digest":
-        sidecar(file).write_bytes(b"")
-    elif damage == "byte":
+    if damage == "byte":
         file.write_bytes(content)
     else:
         file.unlink()
         os.mkfifo(file)
-    for command in ALL.values():
+    for command in ALL:
         refused(command, file, capsys)
 
 
@@ -110,7 +134,7 @@ def test_compressed_records_are_never_taken_for_numbers(file, capsys):
         for name, content in records.items():
             archive.writestr(name, content)
     write_sidecar(file, file_sha256(file))
-    for command in (READING["sample"], READING["validate"], PROMISING["resume"]):
+    for command in (READING["sample"], READING["validate"], READING["resume"]):
         assert "its records are compressed" in refused(command, file, capsys)
 
 
@@ -142,7 +166,7 @@ def test_a_missing_digest_is_said_once_and_by_rank_0_alone(monkeypatch, tmp_path
         torch.save({"gpt_lightning": {}}, tmp_path / name)
     for _ in range(2):
         read_content(tmp_path / "a.ckpt")
-    assert capsys.readouterr().err.count("a.ckpt has no digest") == 1
+    assert capsys.readouterr().err.count("a.ckpt has no readable digest") == 1
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     read_content(tmp_path / "b.ckpt")
     assert capsys.readouterr().err == ""

@@ -291,8 +291,12 @@ class RunCheckpoint(steps.StepCallback):
             print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
 
     def _saved(self, written: Path) -> None:
-        """Delete the files that are no longer kept, and copy the run to `folder`."""
-        saved = saved_checkpoints(written.parent)
+        """Delete the files that are no longer kept, and copy the run to `folder`.
+
+        A file whose digest cannot be read is neither counted nor deleted.
+        """
+        found = saved_checkpoints(written.parent)
+        saved = [file for file in found if folders.has_digest(file.path)]
         kept = {written.name} | self._kept(saved)
         for file in saved:
             if file.path.name not in kept:

@@ -1,5 +1,7 @@
 """RunCheckpoint saves finite numbers alone, through our own files, and leaves no old branches."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ import torch
 from tiny_fit import RUN, fit, logged_steps, quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning import GPTModule
+from gpt_lightning.cli import main
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
-from gpt_lightning.runs.folders import check_digest
+from gpt_lightning.runs.folders import check_digest, sidecar
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
 
@@ -122,7 +125,74 @@ def test_a_checkpoint_of_another_run_that_was_set_aside_stays():
     for path in other.glob("step-0000008*"):
         path.rename(RUN / "checkpoints" / path.name)
     assert fit(12, "--resume=auto") == 0
-    assert saved("*.ckpt.old") == saved("*.ckpt.old.sha256") == ["0000008"]
+    assert saved("*.ckpt.skipped") == saved("*.ckpt.skipped.sha256") == ["0000008"]
+
+
+# ---- a digest that cannot be read ----------------------------------------------------------------
+
+EVERY = ["--checkpoint.every_n_steps=1", "--checkpoint.keep_last=1", "--checkpoint.keep_best=0"]
+
+
+def without_digest(step: int) -> Path:
+    """Delete the digest of a step's checkpoint."""
+    (path,) = (RUN / "checkpoints").glob(f"step-{step:07d}*.ckpt")
+    sidecar(path).unlink()
+    return path
+
+
+@pytest.mark.parametrize("verb", ["auto", "resume"])
+def test_a_resume_stops_at_a_missing_digest_and_its_line_works(verb, capsys):
+    assert fit(3, *EVERY, "--checkpoint.keep_last=2") == 0
+    path = without_digest(3)
+    content = path.read_bytes()
+    resume = ["resume", str(RUN), "--trainer.max_steps=4"]
+    assert (fit(4, *EVERY, "--resume=auto") if verb == "auto" else main(resume)) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert saved() == ["0000002", "0000003"]
+    if verb == "auto":
+        assert fit(5, *EVERY, f"--resume={re.search('--resume ([^,]+),', line)[1]}") == 0
+    else:
+        command = shlex.split(re.search("`.*(resume .*)`", line)[1])
+        assert main([*command, "--trainer.max_steps=5", "--checkpoint.keep_best=0"]) == 0
+    assert logged_steps() == [1, 2, 3, 4, 5]
+    assert path.read_bytes() == content
+
+
+def test_retention_never_deletes_a_checkpoint_without_a_digest():
+    assert fit(4, *EVERY, "--checkpoint.keep_last=9") == 0
+    middle = without_digest(2)
+    assert fit(6, *EVERY, "--resume=auto") == 0
+    assert saved() == ["0000002", "0000006"]
+    (newest,) = (RUN / "checkpoints").glob("step-0000006*.ckpt")
+    sidecar(newest).unlink()
+    for _ in range(2):  # the second time there is a file of that name
+        assert fit(8, *EVERY, f"--resume={middle}") == 0
+        without_digest(8)
+    assert saved("*.ckpt.skipped") == ["0000006", "0000008"]
+    assert fit(9, *EVERY, f"--resume={middle}") == 0
+    assert saved() == ["0000002", "0000009"]
+    assert saved("*.skipped") == ["0000006", "0000008", "0000008"]
+
+
+@pytest.mark.parametrize("damage", ["content", "digest of another", "a folder", "no checkpoint"])
+def test_what_a_resume_skips_is_never_deleted(damage, capsys):
+    assert fit(3, *EVERY, "--checkpoint.keep_last=2") == 0
+    (path,) = (RUN / "checkpoints").glob("step-0000003*.ckpt")
+    if damage == "content":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "digest of another":
+        (older,) = (RUN / "checkpoints").glob("step-0000002*.ckpt")
+        sidecar(path).write_bytes(sidecar(older).read_bytes())
+    elif damage == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text("no checkpoint")
+        sidecar(path).unlink()
+    assert fit(5, *EVERY, "--resume=auto") == 0
+    assert f"{path.name}" in capsys.readouterr().err
+    assert saved() == ["0000005"]
+    assert saved("*.ckpt.skipped") == ["0000003"]
 
 
 def test_a_stock_trainer_writes_our_files_without_a_plugin():
