@@ -235,10 +235,15 @@ def run_function(name: str, function: Callable[..., int | None], args: list[str]
     """Call a function with arguments from the command line. Its docstring is the help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import OneLineParser, resolve_configs, typed_arguments
+    from gpt_lightning.parsing import (
+        OneLineParser,
+        files_first,
+        resolve_configs,
+        typed_arguments,
+    )
 
     # the option's names in `fit`
     args = [re.sub(r"^--model\.network(\.class_path)?\b", "--network", arg) for arg in args]
-    args = resolve_configs(typed_arguments(function, args))
+    args = resolve_configs(files_first(typed_arguments(function, args)))
     prog = f"gpt-lightning {name}"
     return auto_cli(function, args=args, parser_class=OneLineParser, prog=prog) or 0

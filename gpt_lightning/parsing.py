@@ -74,8 +74,23 @@ def joined(args: list[str]) -> list[str]:
         if words and re.fullmatch("--[^=]+", words[-1]) and not re.match("-.", arg):
             words[-1] += f"={arg}"
         else:
-            words.append("--config" if arg == "-c" else arg)
+            words.append(re.sub("^-c(?==|$)", "--config", arg))
     return words
+
+
+def files_first(args: list[str]) -> list[str]:
+    """Return the arguments of a command line with its configurations before all other options.
+
+    An option overrides a configuration wherever it was typed; jsonargparse alone lets the later of
+    the two win. Positional arguments become the first, as a switch without a value may not be
+    followed by one.
+    """
+    words = joined(args)
+    names = [word for word in words if not word.startswith("-")]
+    files = [word for word in words if word.startswith("--config=")]
+    others = [word for word in words if word not in (*names, *files)]
+    ordered = [*names, *files, *others]
+    return args if ordered == words else ordered
 
 
 class OneLineParser(ArgumentParser):

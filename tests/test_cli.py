@@ -341,6 +341,26 @@ def test_print_config_is_a_configuration(workdir, capsys):
     assert config["speed"]["warmup_steps"] == 5
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "fit --trainer.max_steps 7 --config tiny.yaml",
+        "fit --config tiny.yaml --trainer.max_steps=7 -c later.yaml",
+        "validate --trainer.max_steps 7 --verbose false -c later.yaml",
+        "fit --trainer.callbacks LearningRateMonitor --trainer.callbacks.log_momentum true"
+        " --trainer.max_steps 7 -c tiny.yaml -c later.yaml",
+    ],
+)
+def test_an_option_overrides_configurations_wherever_it_is_typed(typed, workdir, capsys):
+    Path("later.yaml").write_text("trainer: {max_steps: 5, callbacks: [RichProgressBar]}\n")
+    assert main([*typed.split(), "--print_config"]) == 0
+    trainer = yaml.safe_load(capsys.readouterr().out)["trainer"]
+    assert trainer["max_steps"] == 7
+    if "Monitor" in typed:
+        (monitor,) = trainer["callbacks"]
+        assert monitor["init_args"]["log_momentum"] is True
+
+
 def test_the_reason_of_an_exit_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(cli, "dispatch", lambda argv: sys.exit("no token for the dashboard"))
     assert main(["configs"]) == 1

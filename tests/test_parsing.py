@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import HalfOpen as Fraction
-from gpt_lightning.parsing import OneLineParser, check_arguments, program
+from gpt_lightning.parsing import OneLineParser, check_arguments, files_first, program
 
 
 class Settings:
@@ -65,6 +65,20 @@ def test_the_same_bounds_hold_in_python():
         check_arguments(Settings, "m", {"batch": 0})
     with pytest.raises(UserError, match="unknown key 'rat'"):
         check_arguments(Settings, "m", {"rat": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("typed", "ordered"),
+    [
+        ("--a.b 1 --config x --config y", "--config=x --config=y --a.b=1"),
+        ("--a.b=1 -c x --a.c -1 -c=y", "--config=x --config=y --a.b=1 --a.c -1"),
+        ("--a+ 1 --a.b 2 RUN --config=x", "RUN --config=x --a+=1 --a.b=2"),
+        ("--switch --config x RUN", "RUN --config=x --switch"),  # RUN is no value of the switch
+        ("RUN -c x --a.b 1", "RUN -c x --a.b 1"),  # in order: as typed
+    ],
+)
+def test_an_option_is_behind_every_configuration(typed, ordered):
+    assert files_first(typed.split()) == ordered.split()
 
 
 def test_a_program_is_named_as_it_works(monkeypatch, tmp_path):

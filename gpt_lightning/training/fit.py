@@ -41,6 +41,7 @@ def run(argv: list[str]) -> None:
     wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
     if argv[0] == "fit" and argv[1:] and argv[1] in parsing.config_names():
         raise UserError(f"unknown argument {argv[1]!r}: did you mean '--config {argv[1]}'?")
+    argv = [argv[0], *parsing.files_first(argv[1:])]
     if argv[0] != "fit":
         from gpt_lightning.training import rerun  # not for fit
 
