@@ -58,7 +58,7 @@ stubs: $(DEV) ## Write the types of keyword arguments from the settings (trainin
 # Each environment takes up to 6 GB of disk and ten minutes, and is removed. One of them:
 #     make try-newest PYTHON=python3.13
 PINS_pinned := -c constraints.txt
-PINS_lowest := 'torch==2.10.*' 'jsonargparse==4.43.*' 'numpy==1.26.*'
+PINS_lowest := 'torch==2.10.*' 'jsonargparse==4.43.*' 'numpy==1.26.*' 'torchmetrics==1.0.*'
 PINS_torch-2.11 := 'torch==2.11.*'
 PINS_newest :=
 

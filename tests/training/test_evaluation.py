@@ -1,17 +1,12 @@
-"""Validation while training: what is in memory, and the mean over tokens."""
-
-import math
+"""Evaluations: what is in memory, and the losses of predictions."""
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny_fit import quiet_trainer
 
 from gpt_lightning.data.loader import IGNORE_INDEX
-from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.training.evaluation import Evaluation
 from gpt_lightning.training.module import GPTModule
 
 
@@ -32,21 +27,6 @@ def test_the_gradients_are_freed_before_a_validation():
     trainer.fit(GPTModule(config, compile=False), loader, loader)
     assert len(seen) == 2
     assert all(gradient is None for gradients in seen for gradient in gradients)
-
-
-def test_a_mean_is_over_tokens_and_padding_has_no_weight():
-    evaluation, strategy = Evaluation(), SingleDeviceStrategy()
-    targets = torch.tensor([0, 1, 2])
-    evaluation.add(torch.tensor(2.0), targets, 0)
-    evaluation.add(torch.tensor(6.0), targets[:1], 0)
-    evaluation.add(torch.tensor(math.nan), torch.full((1,), IGNORE_INDEX), 0)
-    evaluation.add(torch.tensor(5.0), targets, 1)
-    losses = evaluation.losses("val", False, strategy, 3)
-    assert losses == {"val/loss": (3 * 2 + 6) / 4, "val/loss/dataloader_idx_1": 5.0}
-    assert evaluation.losses("val", True, strategy, 3).keys() == {"val/loss", "train/eval_loss"}
-    evaluation.add(torch.tensor(math.nan), targets[:1], 0)
-    with pytest.raises(UserError, match="val loss is nan at step 3: lower"):
-        evaluation.losses("val", False, strategy, 3)
 
 
 def test_predictions_have_a_loss_for_each_target_and_none_for_padding():
