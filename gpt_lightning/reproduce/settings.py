@@ -127,7 +127,6 @@ def update_settings(module: GPTModule) -> Fields:
             [module.learning_rate_at(step, peak) for step in RATE_STEPS] for peak in peaks
         ),
         "gradient_clip": f"{clip}, {trainer.gradient_clip_algorithm or 'norm'}" if clip else "none",
-        "skip_spikes": module.settings.skip_spikes or "never",
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
     }
 

@@ -21,7 +21,6 @@ of Settings; and what a subclass of GPTModule keeps with save_hyperparameters().
 | run_identity | settings of the Trainer that decide the numbers, seed, classes of model and data |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
 | network | class path and arguments of a network of one's own; null or missing: GPT |
-| spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
@@ -68,7 +67,6 @@ class RunRecord:
         environment: Versions, device, threads, ranks.
         network: Class path and arguments of a network of one's own; None: GPT.
         run_id: Identity of the run folder; None without one.
-        spikes: State of SpikeGuard; empty without model.skip_spikes.
         micro_batches: Micro-batches done of an unfinished step.
         metrics_rows: Rows in the run's metrics file; None without one.
         figures: Step, tokens and validation loss of an imported model; empty for a run's.
@@ -84,7 +82,6 @@ class RunRecord:
     run_identity: Fields = field(default_factory=dict)
     environment: Fields = field(default_factory=dict)
     network: Fields | None = None
-    spikes: Fields = field(default_factory=dict)
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None

@@ -46,9 +46,6 @@ class Settings:
         lora_alpha: LoRA's update is multiplied by this number over the rank.
         lora_targets: Layers of the blocks that LoRA changes: c_attn, attn.c_proj, c_fc, mlp.c_proj;
             * for all.
-        skip_spikes: Skip the update of a step whose loss or gradient norm is more than this number
-            of standard deviations above the mean of the last 128 steps; null: never. 6 is a common
-            choice. With a number, the device is synchronized at every step.
         fused: Use AdamW's fused kernel; auto: if the device has one.
         compile: Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16 or
             with dropout.
@@ -81,7 +78,6 @@ class Settings:
     lora_rank: PositiveInt | None = None
     lora_alpha: PositiveFloat = 16.0
     lora_targets: tuple[str, ...] = ("c_attn",)
-    skip_spikes: PositiveFloat | None = None
     fused: Switch = "auto"
     compile: Switch = "auto"
     compile_scope: Literal["model", "block"] = "model"

@@ -10,7 +10,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
+from gpt_lightning.runs.checkpoint import Checkpoint
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting, set_logged_steps
 
@@ -18,15 +18,12 @@ TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names o
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
 
 
-def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
+def continue_from(checkpoint: Fields, module: Any) -> None:
     """Check that a run may continue from a checkpoint, or evaluate it, and print the differences.
 
     Args:
         checkpoint: Lightning's dict; the state of its loops is prepared for the run.
         module: GPTModule of this run, which takes over the seed unless seed_everything has set one.
-
-    Returns:
-        The record in the checkpoint.
 
     Raises:
         UserError: The dict is not one of gpt-lightning, or of another model, other data or another
@@ -41,7 +38,7 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
     if path.name.startswith(TUNERS_FILES):  # this run, before the Tuner's trials
         if loader is not None:
             loader.load_state_dict(FIRST_BATCH)
-        return theirs.record
+        return
     if fitting:  # raises for settings that this version cannot continue with
         without_removed(checkpoint["hyper_parameters"], "model.")
         finders = LearningRateFinder | BatchSizeFinder
@@ -64,7 +61,6 @@ def continue_from(checkpoint: Fields, module: Any) -> RunRecord:
         set_logged_steps(trainer, theirs.step)
     if trainer.is_global_zero:
         print(resume.resumption("resume" if fitting else "checkpoint", path, theirs, changed))
-    return theirs.record
 
 
 def continue_loops(loops: Fields) -> None:

@@ -22,7 +22,6 @@ class ModelArguments(TypedDict, total=False):
     lora_rank: int | None
     lora_alpha: float
     lora_targets: tuple[str, ...] | list[str]
-    skip_spikes: float | None
     fused: bool | Literal["auto"]
     compile: bool | Literal["auto"]
     compile_scope: Literal["model", "block"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -100,8 +99,6 @@ class GPTModule(EvaluatedModule):
         self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
-        self._spikes: optim.SpikeGuard | None = None
-        self._spikes_before: Fields = {}  # state of an earlier session
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -212,8 +209,6 @@ class GPTModule(EvaluatedModule):
         if several and not is_overridden("training_step", self, GPTModule):
             raise UserError("there are several training loaders: give one, or write training_step")
         self._guard = optim.NonFiniteGuard()
-        if self.settings.skip_spikes is not None:
-            self._spikes = optim.SpikeGuard(self.settings.skip_spikes, self._spikes_before)
         self.run_seed()
         self._generator_state = torch.get_rng_state()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Another
@@ -379,16 +374,6 @@ class GPTModule(EvaluatedModule):
             self._guard.watch(ours, loss, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        if self._spikes:
-            # the gradients of an outlier are dropped: no optimizer changes anything then
-            values = torch.stack([loss, norm])
-            means = trainer.strategy.reduce(values, reduce_op="mean")
-            if spike := self._spikes.spike(*means.tolist()):
-                self.zero_grad()
-                if trainer.is_global_zero:
-                    print(f"step {step} skipped: {spike}", file=sys.stderr)
-            if steps.at_log_step(trainer, step):
-                self.log("optim/skipped_steps", float(self._spikes.skipped))
         if steps.at_log_step(trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
@@ -444,8 +429,7 @@ class GPTModule(EvaluatedModule):
             return
         from gpt_lightning.training import continuation  # not for a new run
 
-        theirs = continuation.continue_from(checkpoint, self)
-        self._spikes_before = theirs.spikes if steps.is_fitting(self.trainer) else {}
+        continuation.continue_from(checkpoint, self)
 
     def record(self) -> RunRecord:
         """Return the description of this run that its checkpoints hold."""
@@ -456,7 +440,6 @@ class GPTModule(EvaluatedModule):
             network=self.network.record() if self.network else None,
             run_identity=run_identity(self.trainer, self.run_seed(), self.decay_steps),
             environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
-            spikes=self._spikes.state() if self._spikes else {},
             micro_batches=steps.unfinished_micro_batches(self.trainer),
             run_id=run_id(logger.folder) if logger else None,
             metrics_rows=logger.rows if logger else None,

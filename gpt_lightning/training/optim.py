@@ -1,7 +1,6 @@
-"""An update, in torch alone: learning rate, seeds, parameter groups, clipping, two guards."""
+"""An update, in torch alone: learning rate, seeds, parameter groups, clipping, a guard."""
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -247,53 +246,3 @@ def can_skip(optimizer: Optimizer, norm: Tensor) -> bool:
     if isinstance(optimizer, AdamW):
         return all(group["fused"] for group in optimizer.param_groups)
     return getattr(optimizer, "takes_found_inf", False)
-
-
-# ---- no update of a step that is an outlier -----------------------------------------------------
-
-
-WINDOW = 128  # steps
-
-
-class SpikeGuard:
-    """Compare each step's loss and gradient norm with those of the last 128 steps.
-
-    The idea is OLMo-core's SkipStepOptimizer. Skipped steps are part of the 128, so that a lasting
-    change of the level is accepted after some steps.
-
-    Args:
-        sigmas: Standard deviations above the mean from which on a step is skipped.
-        state: State of an earlier session of the run; empty for a new run.
-    """
-
-    def __init__(self, sigmas: float, state: Fields):
-        self.sigmas = sigmas
-        self.skipped: int = state.get("skipped", 0)
-        names = ("loss", "gradient norm")
-        self._windows = {name: deque(state.get(name, ()), WINDOW) for name in names}
-
-    def spike(self, loss: float, norm: float) -> str:
-        """Return a description of the outlier; empty if neither value is an outlier.
-
-        The first 64 steps are never outliers. The gradient scaler and NonFiniteGuard handle
-        non-finite values.
-        """
-        values = {"loss": loss, "gradient norm": norm}
-        if not all(map(math.isfinite, values.values())):
-            return ""
-        found = ""
-        for name, value in values.items():
-            window = self._windows[name]
-            mean, sigma = (np.mean(window), np.std(window)) if window else (0.0, 0.0)
-            if len(window) >= WINDOW // 2 and value > mean + self.sigmas * sigma:
-                found = found or (
-                    f"{name} {value:.4g} is more than {self.sigmas:g} standard deviations "
-                    f"({sigma:.2g}) above the mean {mean:.4g} of {len(window)} steps"
-                )
-            window.append(value)
-        self.skipped += found != ""
-        return found
-
-    def state(self) -> Fields:
-        """Return the windows and the number of skipped steps for a checkpoint."""
-        return {"skipped": self.skipped, **{name: [*old] for name, old in self._windows.items()}}

@@ -150,12 +150,6 @@ def slow(module: Any, batch: Any, loss: Any, micro: int, seconds: float):
 
 
 @in_step
-def spike(module: Any, batch: Any, loss: Any, micro: int, step: int, factor: float):
-    """Multiply the loss of an optimizer step."""
-    return loss * (factor if module.trainer.global_step == step - 1 else 1.0)
-
-
-@in_step
 def bad_moment(module: Any, batch: Any, loss: Any, micro: int, step: int):
     """A NaN in the optimizer's state alone, before the update of a step."""
     if module.trainer.global_step == step - 1:

@@ -207,9 +207,9 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
     ("options", "seen"),
     [
         (
-            "--model.weight_decay=0 --model.config.loss_chunk=8 --model.skip_spikes=6 "
+            "--model.weight_decay=0 --model.config.loss_chunk=8 "
             "--trainer.gradient_clip_algorithm=value",
-            {"weight_decay", "decayed_parameters", "loss_chunk", "skip_spikes", "gradient_clip"},
+            {"weight_decay", "decayed_parameters", "loss_chunk", "gradient_clip"},
         ),
         ("--trainer.gradient_clip_val=0", {"gradient_clip"}),
     ],

@@ -17,7 +17,7 @@ from gpt_lightning.training import module as module_file
 from gpt_lightning.training import optim
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.optim import SpikeGuard, learning_rate
+from gpt_lightning.training.optim import learning_rate
 from gpt_lightning.training.trainer import Trainer
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
@@ -296,17 +296,6 @@ def test_a_fit_leaves_the_callers_random_numbers_and_an_evaluation_its_allocator
     assert kept == ["fit"]
     trainer.validate(module, datamodule=trainer.datamodule, verbose=False)
     assert kept == ["fit"]
-
-
-def test_the_spike_guard_sees_the_mean_of_the_micro_batches(text_file, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        SpikeGuard, "spike", lambda self, loss, norm: (seen.append((loss, norm)), "")[1]
-    )
-    accumulate = {"accumulate_grad_batches": 4}
-    _, _, rows = fit(text_file, GPTModule(TINY, skip_spikes=6.0), trainer=accumulate)
-    assert [loss for loss, _ in seen] == pytest.approx([row["train/loss"] for row in rows])
-    assert [norm for _, norm in seen] == pytest.approx([row["optim/grad_norm"] for row in rows])
 
 
 def test_plain_loaders_get_the_schedule_too():
