@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as contexts_by
 
-from gpt_lightning.errors import optional
-
 
 def transform(model: nn.Module, kinds: dict[type[nn.Module], type[nn.Module]]) -> None:
     """Give layers of a model other classes, in place.
@@ -56,22 +54,6 @@ class ResidualLayerNorm(nn.LayerNorm):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
-
-
-# ---- products in float8 --------------------------------------------------------------------------
-
-
-def install_float8(blocks: nn.Module, emulate: bool = False) -> None:
-    """Let torchao multiply in float8 in the linear layers of blocks, in place.
-
-    Each product scales its two factors by their largest number. Weights stay in float32.
-
-    Args:
-        blocks: The blocks of a Transformer; LoRA's layers are not linear ones of PyTorch.
-        emulate: Round to float8, and multiply in the dtype of the weights: on any device.
-    """
-    float8 = optional("torchao.float8", "float8")
-    float8.convert_to_float8_training(blocks, config=float8.Float8LinearConfig(emulate=emulate))
 
 
 # ---- checkpointing of activations ----------------------------------------------------------------

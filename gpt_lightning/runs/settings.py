@@ -53,7 +53,6 @@ class Settings:
             which takes a fraction of the time to compile and runs a little slower.
         pad_head: Multiply the output head of a compiled model in a multiple of 64 rows; auto: on a
             CPU. A vocabulary that is a multiple of 64 needs no padding.
-        float8: Multiply in float8 in the blocks (torchao), on an H100 or newer, from 774M on.
         matmul_precision: Precision of float32 matrix products. highest: float32; high: TF32 on
             NVIDIA GPUs; medium: as high, and bfloat16 on CPUs that support it.
 
@@ -82,7 +81,6 @@ class Settings:
     compile: Switch = "auto"
     compile_scope: Literal["model", "block"] = "model"
     pad_head: Switch = "auto"
-    float8: bool = False
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
 
     def __post_init__(self) -> None:

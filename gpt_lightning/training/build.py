@@ -58,7 +58,7 @@ def check_decay(settings: Settings, max_steps: int) -> None:
             )
 
 
-def check_device(config: GPTConfig, settings: Settings, trainer: Trainer, device: str) -> None:
+def check_device(config: GPTConfig, trainer: Trainer, device: str) -> None:
     """Check that the strategy, the device (cpu, cuda or mps) and the precision can train a GPT."""
     strategy = trainer.strategy
     if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
@@ -73,13 +73,6 @@ def check_device(config: GPTConfig, settings: Settings, trainer: Trainer, device
             f"model.config.residual bfloat16 has no meaning in {trainer.precision}: set "
             "trainer.precision to bf16-mixed, or model.config.residual to float32"
         )
-    if settings.float8:
-        new = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
-        if not new or trainer.precision != "bf16-mixed" or settings.lora_rank:
-            raise UserError(
-                "model.float8 needs an H100 or a newer GPU, bf16-mixed and no model.lora_rank: set "
-                "--model.float8 false"
-            )
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -129,7 +122,6 @@ def check_network(
         ("trainer.strategy fsdp2", is_sharded(trainer), same_loss),
         ("model.config.loss_chunk", config.loss_chunk is not None, same_loss),
         ("model.pad_head true", settings.pad_head is True, ours),
-        ("model.float8 true", settings.float8, ours),
         ("model.optimizer muon", settings.optimizer == "muon", ours),
         (f"model.config.attention {config.attention}", config.attention != "auto", ours),
         ("model.config.checkpointing", bool(config.checkpointing), ours),

@@ -26,7 +26,6 @@ class ModelArguments(TypedDict, total=False):
     compile: bool | Literal["auto"]
     compile_scope: Literal["model", "block"]
     pad_head: bool | Literal["auto"]
-    float8: bool
     matmul_precision: Literal["highest", "high", "medium"]
 
 class DataArguments(TypedDict, total=False):

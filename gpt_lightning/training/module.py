@@ -117,7 +117,7 @@ class GPTModule(EvaluatedModule):
         if trainer and fitting:
             if not is_overridden("configure_optimizers", self, GPTModule):
                 build.check_decay(self.settings, trainer.max_steps)
-            build.check_device(self.config, self.settings, trainer, self._device_type)
+            build.check_device(self.config, trainer, self._device_type)
             if self.compiles[0] and trainer.accumulate_grad_batches > 1:
                 compilation.check_cuda_graphs()
             if not (self.automatic_optimization or is_overridden("training_step", self, GPTModule)):
@@ -133,10 +133,6 @@ class GPTModule(EvaluatedModule):
             build.check_network(self.network, self.model, self.config, self.settings, trainer)
         if trainer.precision == "64-true":
             self.model.double()  # callbacks may call this before Lightning restores weights
-        if fitting and self.settings.float8:
-            from gpt_lightning.model.transforms import install_float8  # few runs have it
-
-            install_float8(self.model.transformer.h)
         sharded = steps.is_sharded(trainer)
         if self.compiles[0] and not is_compiled(self.model):
             scope = "block" if sharded else self.settings.compile_scope

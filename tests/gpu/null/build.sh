@@ -17,7 +17,7 @@ if [ ! -e "$out/installed" ]; then
     echo "$out has less than 8 GB of free space: give another folder" >&2; exit 2; }
   "${PYTHON:-python3}" -m venv "$out/venv"
   "$python" -m pip install -q --disable-pip-version-check torch==2.11.0 nvidia-cuda-crt setuptools \
-    -e "$root[data]" pytest pytest-timeout torchao
+    -e "$root[data]" pytest pytest-timeout
   touch "$out/installed"
 fi
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
