@@ -22,7 +22,6 @@ import torch
 from packaging.requirements import Requirement
 
 from gpt_lightning import __version__
-from gpt_lightning.errors import UserError, optional
 from gpt_lightning.files import yaml_beside
 
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
@@ -73,41 +72,6 @@ def device_kind(accelerator: str = "auto") -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-class Utilization:
-    """Utilization that a device reports of itself; reading it synchronizes nothing.
-
-    Args:
-        device: An NVIDIA GPU, or a CPU.
-
-    Raises:
-        UserError: A package is missing, or the device reports nothing.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self._clocks = device, (time.perf_counter(), time.process_time())
-        if device.type == "cpu":
-            return
-        name = f"speed.utilization: {device_name(device)} reports none"
-        if device.type != "cuda" or torch.version.hip:
-            raise UserError(f"{name} to PyTorch: leave it out")
-        nvml = optional("pynvml", "nvidia")
-        try:
-            self.read()
-        except nvml.NVMLError as error:  # a slice of a GPU, for example
-            raise UserError(f"{name} ({error}): leave it out") from error
-
-    def read(self) -> dict[str, float]:
-        """Return metrics: of the last sample of an NVIDIA GPU, of a CPU since the last call."""
-        if self.device.type == "cuda":
-            share = torch.cuda.utilization(self.device) / 100
-            watts = torch.cuda.power_draw(self.device) / 1e3
-            return {"perf/utilization": share, "perf/power_w": watts}
-        (wall_s, cpu_s), clocks = self._clocks, (time.perf_counter(), time.process_time())
-        self._clocks = clocks
-        share = (clocks[1] - cpu_s) / (clocks[0] - wall_s) / (os.cpu_count() or 1)
-        return {"perf/utilization": share}
 
 
 # ---- memory -------------------------------------------------------------------------------------

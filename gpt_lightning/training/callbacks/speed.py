@@ -16,7 +16,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import (
     Timestamp,
-    Utilization,
     elapsed_s,
     peak_memory_gib,
     record_event,
@@ -57,18 +56,14 @@ class SpeedMonitor(StepCallback):
             dtype, if there is one. measure: the best matrix product measured on this device,
             cached. a100: 312e12, nanoGPT's convention. Or a number.
         warmup_steps: Optimizer steps at the start that the rates exclude.
-        utilization: Log `perf/utilization`, the share of time in which an NVIDIA GPU was busy, or
-            the share of all CPU cores that this process used; and `perf/power_w` of a GPU.
     """
 
     def __init__(
         self,
         peak_flops: str | float = "auto",
         warmup_steps: NonNegativeInt = 5,
-        utilization: bool = False,
     ):
         self.peak_setting = peak_flops
-        self.utilization = utilization
         self.warmup_steps = warmup_steps
         self.clock = PhaseClock("start-up")
         self.peak: Peak | None = None
@@ -96,7 +91,6 @@ class SpeedMonitor(StepCallback):
         if self.clock.current != "start-up":  # another fit of this process
             self.clock = PhaseClock("start-up", self.clock.now)
             self._begin_session()
-        self._utilization = Utilization(device) if self.utilization else None
         dtype = product_dtype(trainer.precision, pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
 
@@ -212,8 +206,6 @@ class SpeedMonitor(StepCallback):
     def _log(self, module: GPTModule) -> None:
         self._log_tokens(module)
         module.log("perf/memory_gib", peak_memory_gib(self._device))
-        for name, value in (self._utilization.read() if self._utilization else {}).items():
-            module.log(name, value)
         if (data := token_data(module.trainer)) is not None:
             waited_s, step = self._waited
             self._waited = data.reader.train_loader.wait_s, self._step

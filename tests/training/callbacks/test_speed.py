@@ -1,20 +1,16 @@
 """SpeedMonitor in a real training loop on a clock of our own: every number can be worked out."""
 
 import math
-import sys
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.loops import evaluation_loop, fit_loop, training_epoch_loop
 from tiny_fit import quiet_trainer, tiny_config, tiny_data
 from torch.utils.data import DataLoader
 
 from gpt_lightning.data.loader import EvalBatches, TrainBatches
-from gpt_lightning.errors import UserError
-from gpt_lightning.hardware import device
 from gpt_lightning.model import flops
 from gpt_lightning.runs.history import read_events
 from gpt_lightning.training.callbacks import speed
@@ -321,63 +317,3 @@ def test_the_device_has_finished_before_the_phase_changes(text_file, time, monke
     phases = [place for place, word in enumerate(order) if word != "wait"]
     assert {order[place] for place in phases} >= {"validation", "train", "wrap-up"}
     assert all(order[place - 1] == "wait" for place in phases)
-
-
-def test_a_cpu_logs_the_share_of_its_cores_that_the_process_used(text_file, time, monkeypatch):
-    _, _, _, rows = run(text_file, time)
-    assert "perf/utilization" not in rows[8]
-    clock = {"wall": 0.0, "cpu": 0.0}
-
-    def advance(*_):  # each step takes 2 s, of which this process computes 3 CPU seconds
-        clock.update(wall=clock["wall"] + 2.0, cpu=clock["cpu"] + 3.0)
-
-    monkeypatch.setattr(Work, "on_train_batch_start", advance)
-    monkeypatch.setattr(device.time, "perf_counter", lambda: clock["wall"])
-    monkeypatch.setattr(device.time, "process_time", lambda: clock["cpu"])
-    monkeypatch.setattr(device.os, "cpu_count", lambda: 6)
-    monitor = SpeedMonitor(peak_flops=1e9, warmup_steps=2, utilization=True)
-    _, _, _, rows = run(text_file, time, monitor)
-    assert rows[4]["perf/utilization"] == rows[8]["perf/utilization"] == pytest.approx(3 / 2 / 6)
-    assert "perf/power_w" not in rows[8]
-
-
-class NVMLError(Exception):
-    pass
-
-
-@pytest.fixture
-def nvidia(monkeypatch):
-    """NVIDIA's library, which reports 87% and 412.5 W, or an error; a wait is an error, too."""
-    pynvml = SimpleNamespace(NVMLError=NVMLError, error=None)
-
-    def reported(value):
-        def report(asked):
-            if pynvml.error:
-                raise pynvml.error
-            return value
-
-        return report
-
-    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
-    monkeypatch.setattr(torch.cuda, "utilization", reported(87))
-    monkeypatch.setattr(torch.cuda, "power_draw", reported(412_500))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: "NVIDIA H100")
-    monkeypatch.setattr(device, "_apple_gpu_name", lambda: "Apple M3")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda asked: pytest.fail("synchronized"))
-    return pynvml
-
-
-def test_a_gpu_is_asked_for_its_utilization_and_power_without_a_wait(nvidia):
-    meter = device.Utilization(torch.device("cuda"))
-    assert meter.read() == {"perf/utilization": 0.87, "perf/power_w": 412.5}
-
-
-def test_a_device_that_cannot_report_is_one_line(nvidia, monkeypatch):
-    nvidia.error = NVMLError("Not Supported")
-    with pytest.raises(UserError, match=r"NVIDIA H100 reports none \(Not Supported\): leave it"):
-        device.Utilization(torch.device("cuda"))
-    with pytest.raises(UserError, match=r"speed\.utilization: Apple M3 reports none to PyTorch"):
-        device.Utilization(torch.device("mps"))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(UserError, match=r"pip install 'gpt-lightning\[nvidia\]'"):
-        device.Utilization(torch.device("cuda"))
