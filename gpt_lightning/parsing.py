@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import (  # type: ignore[attr-defined]
+    ActionConfigFile,
+    ArgumentParser,
+    Namespace,
+)
 from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
@@ -152,6 +156,8 @@ class OneLineParser(ArgumentParser):
                 check_plain(key, value)
 
     def _check_value_key(self, action: Any, value: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(action, ActionConfigFile):  # in a configuration: resolve_configs has read it
+            return None
         checked = super()._check_value_key(action, value, key, *args, **kwargs)
         if isinstance(value, float) and isinstance(checked, int):  # the command line does the same
             raise TypeError(f"Parser key \"{key}\": Expected a <class 'int'>. Got value: {value}")
@@ -384,13 +390,18 @@ def config_names() -> list[str]:
     return [path.as_posix() for path in sorted(paths, key=lambda path: (len(path.parts), path))]
 
 
-def config_file(name: str) -> Path:
+def config_file(name: str, where: str = "--config", folder: Path = Path()) -> Path:
     """Return the file of a configuration that is named by its path, or as config_names() has it.
+
+    Args:
+        name: Path or name.
+        where: Option or key that has the name.
+        folder: Folder of a relative path.
 
     Raises:
         UserError: There is neither such a file nor such a name; the message has the nearest.
     """
-    path = Path(name)
+    path = folder / name
     if name in config_names() and (path.is_dir() or not path.exists()):
         return CONFIGS / f"{name}.yaml"
     if name and path.exists():
@@ -398,7 +409,7 @@ def config_file(name: str) -> Path:
     candidates = [*config_names(), *map(str, filter(Path.exists, path.parent.glob("*.yaml")))]
     hint = nearest(path.stem, config_names()) or nearest(name, candidates)
     raise UserError(
-        f"--config {name or repr(name)}: no such file or configuration{hint}; "
+        f"{where} {name or repr(name)}: no such file or configuration{hint}; "
         "gpt-lightning configs lists the names"
     )
 
@@ -406,6 +417,7 @@ def config_file(name: str) -> Path:
 def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     """Return the `joined` arguments with the path of each configuration in place of its name.
 
+    The configurations that a configuration names are before it: it overrides them.
     `--model.network.class_path X` becomes `--model.network X`.
 
     Args:
@@ -413,22 +425,53 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
         keys: Keys that the command knows, such as model.learning_rate.
 
     Raises:
-        UserError: A configuration is missing, is no mapping in YAML, sets a key twice, or is the
-            first and an overlay of a run that is not given.
+        UserError: A configuration is missing, is no mapping in YAML, sets a key twice, names
+            itself, or is the first and an overlay of a run that is not given.
     """
-    words = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in joined(args)]
-    configs = [i for i, word in enumerate(words) if word.startswith("--config=")]
-    for i in configs:
-        path = config_file(words[i].removeprefix("--config="))
-        read_config(path, keys)
-        overlay = re.match(r"# Overlay of ([^.]+)\.", path.read_text(encoding="utf-8"))
-        if overlay and i == configs[0]:
-            raise UserError(
-                f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
-                f"--config RUN --config {path}"
-            )
-        words[i] = f"--config={path}"
+    words, first = list[str](), True
+    for word in joined(args):
+        if not word.startswith("--config="):
+            words.append(re.sub(r"^--model\.network\.class_path\b", "--model.network", word))
+            continue
+        for path in with_named(config_file(word.removeprefix("--config=")), keys):
+            overlay = re.match(r"# Overlay of ([^.]+)\.", path.read_text(encoding="utf-8"))
+            if overlay and first:
+                raise UserError(
+                    f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
+                    f"--config RUN --config {path}"
+                )
+            words.append(f"--config={path}")
+            first = False
     return words
+
+
+def with_named(path: Path, keys: Sequence[str], above: Sequence[Path] = ()) -> list[Path]:
+    """Return a configuration, and before it those that its key `config` names.
+
+    Args:
+        path: The configuration.
+        keys: Keys that the command knows.
+        above: Configurations that lead to this one.
+
+    Raises:
+        UserError: A configuration is missing, is no mapping in YAML, or names itself.
+    """
+    where = f"--config {path}: config"
+    chain = [*above, path.resolve()]
+    settings = read_config(path, keys)
+    named = settings.get("config", [])
+    names = [named] if isinstance(named, str) else named
+    if "config+" in settings or not isinstance(names, list):
+        raise UserError(f"{where} is not a name: give a configuration, or a list of them")
+    found = list[Path]()
+    for name in names:
+        if not isinstance(name, str):
+            raise UserError(f"{where} has {name!r}; give names or paths of configurations")
+        file = config_file(name, where, path.parent)
+        if file.resolve() in chain:
+            raise UserError(f"{where} {name} leads back to {file}: remove it there or here")
+        found += with_named(file, keys, chain)
+    return [*found, path]
 
 
 class UniqueKeyLoader(yaml.SafeLoader):

@@ -361,6 +361,58 @@ def test_an_option_overrides_configurations_wherever_it_is_typed(typed, workdir,
         assert monitor["init_args"]["log_momentum"] is True
 
 
+def test_a_configuration_overrides_those_that_it_names(workdir, capsys):
+    Path("sub").mkdir()
+    Path("sub/base.yaml").write_text("config: quickstart\ntrainer: {max_steps: 3, devices: 1}\n")
+    Path("sub/wide.yaml").write_text("trainer: {max_steps: 4}\nmodel: {config: {n_embd: 64}}\n")
+    mine = "model: {muon_momentum: 0.5}\ntrainer: {num_nodes: 2}\n"
+    Path("sub/mine.yaml").write_text(f"{mine}config: [base.yaml, wide.yaml]\n")
+    Path("base.yaml").write_text("config: sub/base.yaml\n")  # a path is relative to its file
+    for file, steps, width in (("sub/mine.yaml", 4, 64), ("base.yaml", 3, 128)):
+        assert main(["fit", "--config", file, "--print_config"]) == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert config["data"]["corpus"] == "shakespeare-plays-all"  # quickstart's
+        assert (config["trainer"]["max_steps"], config["trainer"]["devices"]) == (steps, 1)
+        assert config["model"]["config"]["n_embd"] == width
+    assert main(["fit", "--config=sub/mine.yaml", "--config=base.yaml", "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["trainer"]["max_steps"], config["trainer"]["num_nodes"]) == (3, 2)
+    assert config["model"]["muon_momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("config: mine.yaml", "mine.yaml: config mine.yaml leads back to mine.yaml"),
+        ("config: [tiny.yaml, other.yaml]", "other.yaml: config mine.yaml leads back to mine.yaml"),
+        (
+            "config: quikstart",
+            "mine.yaml: config quikstart: no such file or configuration: did you",
+        ),
+        ("config: [none.yaml]", "mine.yaml: config none.yaml: no such file or configuration"),
+        ("config: [[tiny.yaml]]", "mine.yaml: config has ['tiny.yaml']; give names or paths"),
+        ("config: {tiny.yaml: 1}", "mine.yaml: config is not a name"),
+        ("config: 3", "mine.yaml: config is not a name"),
+        ("config: null", "mine.yaml: config is not a name"),
+        ("config+: tiny.yaml", "mine.yaml: config is not a name"),
+        ("config: wrong.yaml", "unknown key 'trainer.max_step': did you mean 'trainer.max_steps'"),
+    ],
+)
+def test_a_configuration_that_names_no_other_is_one_line(config, line, workdir, capsys):
+    Path("mine.yaml").write_text(config)
+    Path("other.yaml").write_text("config: mine.yaml")
+    Path("wrong.yaml").write_text("trainer: {max_step: 1}")
+    assert line in fails(capsys, "fit", "--config", "mine.yaml")
+
+
+def test_a_run_has_the_name_of_the_configuration_that_was_typed(workdir, capsys):
+    Path("mine.yaml").write_text("config: tiny.yaml\ntrainer: {max_steps: 1}\n")
+    assert main(["fit", "--config", "mine.yaml"]) == 0
+    config = read_config(Path("lightning_logs/mine/version_0/config.yaml"))
+    assert config["trainer"]["val_check_interval"] == 10
+    assert "config" not in config
+
+
 def test_the_reason_of_an_exit_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(cli, "dispatch", lambda argv: sys.exit("no token for the dashboard"))
     assert main(["configs"]) == 1

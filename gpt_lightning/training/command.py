@@ -312,8 +312,9 @@ class GPTCLI(LightningCLI):
 
     def run_name(self, config: Any) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
-        stem = Path(config.config[0]).stem if config.config else "gpt"
-        name = config.run_name or stem
+        files = [word for word in parsing.joined(self.argv) if word.startswith("--config=")]
+        first = files[0].removeprefix("--config=") if files else "gpt"
+        name = config.run_name or Path(first).stem
         plain = name.isprintable() and name == name.strip() and name != ".."
         if name != Path(name).name or not plain:
             raise UserError(
