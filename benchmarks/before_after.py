@@ -1,311 +1,342 @@
-"""Record what a change of the code must keep, and compare two checkouts: losses, bytes, times.
+"""Record the numbers that a change of the code must keep, and compare two checkouts.
 
-    git worktree add ../before 2632cfa
+    git worktree add ../before cdaedf43
     python benchmarks/before_after.py record ../before before.json
     python benchmarks/before_after.py record . after.json
     python benchmarks/before_after.py compare before.json after.json
     python benchmarks/before_after.py times ../before .
 
-`record` runs each case of RUNS in a process of its own, with the package of that checkout, and
-writes the losses and the SHA-256 of all weights and of the optimizer's state. `compare` ends with
-exit code 1 if a case of eager float32 with AdamW differs in one byte, if a loss with Muon differs
-by more than 1e-3, or if one in compiled bfloat16 differs by more than 2e-2. `times` measures
-start-up, the first step with an empty compile cache, the peak of memory, and steps in turn: both
-processes stay alive, and each waits while the other computes its block of steps.
+`record` runs the command line of a checkout and writes, for each case of RUNS, all columns of
+metrics.jsonl except times, and the SHA-256 of the weights and of the optimizer's state; for each
+case of TEXTS the SHA-256 of the tokens of each split. `compare` prints the differences and ends
+with exit code 1 if there are any. `times` measures steps in turn: both programs stay alive, and
+one is stopped while the other computes a block of steps.
+
+Only the command line and the contents of files are used, so that nothing here depends on names in
+the package. Tiny Shakespeare is read from the folder in GPT_LIGHTNING_DATA. One machine records
+both checkouts: the bytes depend on its CPU and on the version of PyTorch.
 """
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import torch
 
-EAGER = "--trainer.precision=32-true --model.compile=false "
-COMPILED = "--trainer.precision=bf16-mixed --model.compile=true "
-ADAMW = "--model.optimizer=adamw --model.learning_rate=1e-3 "
-QUICKSTART = "--config=quickstart --trainer.accelerator=cpu --trainer.limit_val_batches=2 "
-SMALL = "--config=shakespeare_char_cpu --trainer.accelerator=cpu "
-LADDER = " ".join(
-    f"--config=ladder/{rung}"
-    for rung in ("overfit-one-batch", "sequential-loader", "weight-tying", "gpt2-init")
-)
-NANOGPT = (
-    "--model.config.init=nanogpt --data.order=nanogpt --trainer.num_sanity_val_steps=-1 "
-    "--model.learning_rate=1e-3 --data.eval_batches=20 --data.eval_batch_size=null "
-    "--trainer.val_check_interval=250 "
-)
-MIXTURE = """--data.corpus=null --data.mixture={"one":3,"two":1} """
-# Arguments of `fit`. The bound is the largest difference of a loss; with 0 the bytes are compared.
-RUNS: dict[str, tuple[float, str]] = {
-    "quickstart-muon": (1e-3, QUICKSTART + EAGER + "--trainer.max_steps=200"),
-    "quickstart": (0.0, QUICKSTART + EAGER + ADAMW + "--trainer.max_steps=200"),
-    "gpt2-init": (0.0, LADDER + " --trainer.accelerator=cpu " + EAGER),
-    "nanogpt": (0.0, SMALL + EAGER + NANOGPT),
-    "accumulation": (
-        0.0,
-        QUICKSTART + EAGER + ADAMW + "--trainer.max_steps=40 --trainer.val_check_interval=60 "
-        "--trainer.accumulate_grad_batches=3",
-    ),
-    "dropout": (
-        0.0,
-        QUICKSTART + EAGER + ADAMW + "--trainer.max_steps=40 --model.config.dropout=0.2",
-    ),
-    "lora": (
-        0.0,
-        QUICKSTART + EAGER + ADAMW + "--trainer.max_steps=60 --model.lora_rank=4",
-    ),
-    "mixture": (0.0, QUICKSTART + EAGER + ADAMW + MIXTURE + "--trainer.max_steps=60"),
-    "compiled": (2e-2, QUICKSTART + COMPILED + ADAMW + "--trainer.max_steps=60"),
-    "compiled-baby-gpt": (
-        2e-2,
-        "--config=shakespeare_char --trainer.limit_val_batches=2 --trainer.max_steps=60 "
-        "--trainer.accelerator=cpu --data.batch_size=8 --model.config.dropout=0.0 " + COMPILED,
-    ),
-    "quickstart-whole": (1e-2, "--config=quickstart --trainer.accelerator=cpu"),
+Facts = dict[str, str | float]  # columns of metrics.jsonl and digests, by name
+
+FIT = "fit --config=quickstart --run_name=run --seed_everything=1337 --data.corpus=tinyshakespeare"
+CPU = "--trainer.accelerator=cpu --trainer.log_every_n_steps=1 --speed.peak_flops=1e12"
+EVALUATE = "--trainer.limit_val_batches=2 --trainer.val_check_interval=30"
+EAGER = f"{FIT} {CPU} {EVALUATE} --trainer.precision=32-true --model.compile=false"
+ADAMW = "--model.optimizer=adamw --model.learning_rate=1e-3 --model.warmup_steps=10"
+COMPILED = "--trainer.precision=bf16-mixed --model.compile=true"
+# Commands of a case, one after the other in one folder
+RUNS: dict[str, list[str]] = {
+    "adamw": [f"{EAGER} {ADAMW} --trainer.max_steps=200"],
+    "muon": [f"{EAGER} --trainer.max_steps=200"],
+    "accumulation": [f"{EAGER} {ADAMW} --trainer.max_steps=40 --trainer.accumulate_grad_batches=3"],
+    "dropout": [f"{EAGER} {ADAMW} --trainer.max_steps=40 --model.config.dropout=0.2"],
+    "lora": [f"{EAGER} {ADAMW} --trainer.max_steps=40 --model.lora_rank=4"],
+    "nanogpt": [
+        f"{EAGER} {ADAMW} --trainer.max_steps=40 --model.config.init=nanogpt "
+        "--data.order=nanogpt --data.eval_batches=2 --data.eval_batch_size=null"
+    ],
+    "two-ranks": [f"{EAGER} {ADAMW} --trainer.max_steps=30 --trainer.devices=2"],
+    "resumed": [
+        f"{EAGER} {ADAMW} --model.decay_steps=60 --trainer.max_steps=35",
+        f"{EAGER} {ADAMW} --model.decay_steps=60 --trainer.max_steps=60 --resume=auto",
+    ],
+    "compiled": [f"{FIT} {CPU} {EVALUATE} {COMPILED} {ADAMW} --trainer.max_steps=60"],
+    "compiled-baby-gpt": [
+        f"{FIT} --config=shakespeare_char {CPU} {EVALUATE} {COMPILED} --trainer.max_steps=60 "
+        "--data.batch_size=8 --model.warmup_steps=10"
+    ],
 }
-ALL_STEPS = " --trainer.log_every_n_steps=1 --seed_everything=1337 --run_name=run"
-# Options of `fit`, and the steps of a block
-TIMED: dict[str, tuple[str, int]] = {
-    "quickstart": ("--config=quickstart", 50),
-    "baby-gpt": ("--config=shakespeare_char", 3),
-    "124m": (
-        "--config=gpt2_124m --data.dataset=null --data.corpus=tinyshakespeare "
-        "--data.tokenizer=gpt2 --model.config.block_size=256 --data.batch_size=4 "
-        "--trainer.accumulate_grad_batches=1",
-        3,
-    ),
+# Largest difference of a loss, for the cases whose bytes may differ
+BOUNDS = {"compiled": 2e-2, "compiled-baby-gpt": 2e-2}
+# Sources and options of `prepare`
+TEXTS = {
+    "jsonl": "a.jsonl b.jsonl --tokenizer=gpt2 --test_fraction=0.1 --workers=2",
+    "jsonl-fraction": "a.jsonl b.jsonl --tokenizer=gpt2 --split_by=fraction",
+    "jsonl-trained": "a.jsonl --tokenizer=bpe:300",
+    "gz": "c.jsonl.gz --tokenizer=gpt2",
+    "parquet": "d.parquet --tokenizer=gpt2 --text_field=story",
+    "folder": "texts --tokenizer=gpt2",
+    "text-byte": "e.txt --tokenizer=byte",
+    "text-char": "e.txt --tokenizer=char --test_fraction=0.1",
 }
-NO_EXTRAS = (
-    " --trainer.accelerator=cpu --trainer.precision=bf16-mixed --model.compile=true "
-    "--trainer.limit_val_batches=0 --trainer.enable_checkpointing=false --trainer.max_steps=100000 "
-    "--data.tokens_per_step=null --speed.peak_flops=1e12"
+# Options of `fit`, and the number of log steps in a block
+TIMED = {
+    "quickstart": (f"{FIT} --trainer.log_every_n_steps=10", 5),
+    "baby-gpt": (f"{FIT} --config=shakespeare_char --trainer.log_every_n_steps=1", 4),
+}
+PLAIN = (
+    "--trainer.accelerator=cpu --trainer.limit_val_batches=0 --trainer.max_steps=100000 "
+    "--speed.peak_flops=1e12"
 )
-# A process of `times`: it computes a block of steps for each line on its standard input.
-BLOCKS = """
-import resource, sys, time
-import lightning as L
-from gpt_lightning import fit
 
-class Blocks(L.Callback):
-    def __init__(self, steps):
-        self.steps, self.done, self.began = steps, 0, time.perf_counter()
-    def on_train_batch_end(self, trainer, *args):
-        self.done += 1
-        if self.done == 1:
-            self.answer(time.perf_counter() - STARTED)
-        elif (self.done - 1) % self.steps == 0:
-            self.answer((time.perf_counter() - self.began) / self.steps)
-    def answer(self, seconds):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print("BLOCK", seconds, peak, file=sys.stderr, flush=True)
-        if not sys.stdin.readline():
-            sys.exit(0)
-        self.began = time.perf_counter()
 
-def options(words):
-    keys = [word.removeprefix("--").split("=", 1) for word in words]
-    return [v for k, v in keys if k == "config"], {k: v for k, v in keys if k != "config"}
-
-STARTED = time.perf_counter()
-configs, overrides = options(sys.argv[2:])
-fit(*configs, overrides, callbacks=[Blocks(int(sys.argv[1]))])
-"""
+# ---- record ------------------------------------------------------------------------------------
 
 
 def environment(checkout: Path, home: Path) -> dict[str, str]:
-    """Return the environment of a process with that checkout's package and empty caches.
+    """Return the environment of a process with that checkout's package, one thread, own caches."""
+    changed = {
+        "PYTHONPATH": str(checkout.resolve()),
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(home),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+    }
+    return os.environ | changed
 
-    PyTorch keeps its precompiled headers, 150 MB each, in the temporary folder.
-    """
-    home.mkdir(exist_ok=True)
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "XDG_CACHE_HOME": str(home)}
-    return os.environ | caches | {"TMPDIR": str(home), "PYTHONPATH": str(checkout.resolve())}
+
+def start(checkout: Path, command: str, folder: Path) -> subprocess.Popen[bytes]:
+    """Start gpt-lightning in a folder, in a process group of its own; it prints to a file there."""
+    with open(folder / "printed", "wb") as printed:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpt_lightning", *command.split()],
+            cwd=folder,
+            env=environment(checkout, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
-def digest(values: Any, into: Any = None) -> str:
-    """Return the SHA-256 of all numbers and tensors of a nested structure, in order."""
-    total = hashlib.sha256() if into is None else into
-    if isinstance(values, torch.Tensor):
-        total.update(values.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    elif isinstance(values, dict):
-        for key in sorted(values, key=str):
-            total.update(str(key).encode())
-            digest(values[key], total)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            digest(value, total)
-    else:
-        total.update(repr(values).encode())
+def execute(checkout: Path, command: str, folder: Path) -> None:
+    """Run gpt-lightning in a folder; end with the text that it printed if it fails."""
+    if start(checkout, command, folder).wait():
+        raise SystemExit(f"{command}\n{(folder / 'printed').read_text()}")
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the SHA-256 of the types, shapes and bytes of tensors in their order."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
-def optimizer_state(checkpoint: dict[str, Any]) -> list[Any]:
-    """Return the states of all parameters, without the options of their groups."""
-    return [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
+def optimizer_facts(optimizer: dict[str, Any]) -> Facts:
+    """Return the digest of each kind of state, and the settings of the groups.
+
+    The rate is not among them: it is in metrics.jsonl, and a checkpoint may have the next step's.
+    """
+    kinds: dict[str, list[torch.Tensor]] = {}
+    for index in sorted(optimizer["state"]):
+        for kind, value in optimizer["state"][index].items():
+            kinds.setdefault(kind, []).append(torch.as_tensor(value))
+    facts: Facts = {f"optimizer {kind}": digest(tensors) for kind, tensors in kinds.items()}
+    for number, group in enumerate(optimizer["param_groups"]):
+        for name in ("params", "betas", "eps", "momentum", "weight_decay"):
+            facts[f"group {number} {name}"] = str(group.get(name))
+    return facts
 
 
-def record_run(checkout: Path, options: str) -> dict[str, Any]:
-    """Run `fit`, and return its losses by step and the digests of its last checkpoint."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gpt_lightning", "fit", *options.split()]
-        command += ALL_STEPS.split()
-        env = environment(checkout, Path(folder) / "cache")
-        if "--data.mixture" in options:
-            for name, split in (("one", "0.1"), ("two", "0.2")):
-                Path(folder, f"{name}.txt").write_text(f"To be, or not to be: {name}!\n" * 2000)
-                words = f"prepare {name}.txt --out {name} --tokenizer gpt2 --val_fraction {split}"
-                prepare = [*command[:3], *words.split()]
-                subprocess.run(prepare, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
-        run = Path(folder, "lightning_logs", "run", "version_0")
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        losses = {
-            f"{key} {row['step']:.0f}": row[key]
-            for row in rows
-            for key in ("train/loss", "val/loss")
-            if key in row
-        }
-        written = (run / "checkpoints").glob("*.ckpt")
-        newest = max(written, key=lambda path: path.stat().st_mtime, default=None)
-        if newest is None:
-            return {"losses": losses, "weights": None, "optimizer": None}
-        checkpoint = torch.load(newest, weights_only=True, map_location="cpu")
-        weights, state = digest(checkpoint["state_dict"]), digest(optimizer_state(checkpoint))
-        return {"losses": losses, "weights": weights, "optimizer": state}
+def record_run(checkout: Path, commands: Sequence[str], folder: Path) -> Facts:
+    """Train, and return the metrics by name and step, and the digests of the last checkpoint."""
+    for command in commands:
+        execute(checkout, command, folder)
+    run = folder / "lightning_logs" / "run" / "version_0"
+    last = max((run / "checkpoints").glob("*.ckpt"), key=os.path.getmtime)
+    checkpoint = torch.load(last, weights_only=True)
+    facts: Facts = {"weights": digest([*checkpoint["state_dict"].values()])}
+    for optimizer in checkpoint["optimizer_states"]:
+        facts |= optimizer_facts(optimizer)
+    for row in rows(run / "metrics.jsonl"):
+        for name, value in row.items():
+            if name not in ("step", "time") and not name.startswith("perf/"):
+                facts[f"{name} {row['step']:.0f}"] = value
+    return facts
 
 
-def record(checkout: Path, out: Path, only: list[str]) -> None:
-    """Write the results of all runs to `out`, one after the other; those that it has stay."""
-    results = json.loads(out.read_text()) if out.exists() else {}
-    for name, (_, options) in RUNS.items():
-        if name not in results and (not only or name in only):
-            results[name] = record_run(checkout, options)
-            out.write_text(json.dumps(results, indent=1) + "\n")
-            print(name, len(results[name]["losses"]), "losses", results[name]["weights"])
+def rows(path: Path) -> list[dict[str, float]]:
+    """Return the complete rows of a run's metrics."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def documents(seed: int, number: int) -> list[str]:
+    """Return made-up documents: words, accents, emoji, white space, an empty and three equal."""
+    draw = random.Random(seed)
+    words = ["to", "be", "King", "été", "\U0001f600", "<|endoftext|>", "\n\n", "\t", "3.14", "日本"]
+    texts = [" ".join(draw.choices(words, k=draw.randrange(1, 400))) for _ in range(number)]
+    return [*texts, "", *texts[:3]]
+
+
+def write_texts(folder: Path) -> None:
+    """Write the sources of TEXTS."""
+    for seed, name in enumerate("abc"):
+        lines = [json.dumps({"number": seed, "text": text}) for text in documents(seed, 400)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress((folder / "c.jsonl").read_bytes(), mtime=0))
+    table = pyarrow.table({"story": documents(3, 400)})
+    pyarrow.parquet.write_table(table, folder / "d.parquet", row_group_size=100)
+    (folder / "e.txt").write_text("\n".join(documents(4, 400)))
+    (folder / "texts").mkdir()
+    for number, text in enumerate(documents(5, 30)):
+        (folder / "texts" / f"{number:02}.txt").write_text(text)
+
+
+def record_tokens(checkout: Path, options: str, folder: Path) -> Facts:
+    """Run `prepare`, and return for each split the number and the digest of its tokens."""
+    write_texts(folder)
+    execute(checkout, f"prepare {options} --out=made", folder)
+    facts: Facts = {}
+    for split in ("train", "val", "test"):
+        shards = [np.load(path) for path in sorted((folder / "made").glob(f"{split}*.npy"))]
+        if shards:
+            tokens = np.concatenate(shards).astype(np.int64)
+            facts[f"{split} tokens"] = len(tokens)
+            facts[split] = digest([torch.from_numpy(tokens)])
+    return facts
+
+
+def record(checkout: Path, out: Path, only: Sequence[str]) -> None:
+    """Write the facts of all cases to `out`; cases that it already has are not run again."""
+    results: dict[str, Facts] = json.loads(out.read_text()) if out.exists() else {}
+    for name in only or [*TEXTS, *RUNS]:
+        if name in results:
+            continue
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            if name in RUNS:
+                results[name] = record_run(checkout, RUNS[name], Path(folder))
+            else:
+                results[name] = record_tokens(checkout, TEXTS[name], Path(folder))
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+# ---- compare -----------------------------------------------------------------------------------
+
+
+def differences(old: Facts, new: Facts, bound: float | None) -> list[str]:
+    """Return a line for each fact that differs; with a bound, for each loss that exceeds it."""
+    found: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before = old.get(key)
+        after = new.get(key)
+        if bound is None:
+            differs = before != after
+        elif "/loss" in key:
+            differs = not abs(float(before or 0) - float(after or 0)) <= bound
+        else:
+            differs = False
+        if differs:
+            found.append(f"    {key}: {before} -> {after}")
+    return found
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print a line for each run that both files have, and return the exit code."""
-    old, new = json.loads(before.read_text()), json.loads(after.read_text())
+    """Print the differences of all cases, and return the exit code."""
+    old: dict[str, Facts] = json.loads(before.read_text())
+    new: dict[str, Facts] = json.loads(after.read_text())
     failed = 0
-    for name in old.keys() & new.keys():
-        bound, a, b = RUNS[name][0], old[name], new[name]
-        keys = ["val/loss 2400"] if name == "quickstart-whole" else a["losses"]  # where it ends
-        distance = max(abs(a["losses"][key] - b["losses"][key]) for key in keys)
-        equal = {part: a[part] == b[part] for part in ("weights", "optimizer")}
-        good = distance <= bound and (bound > 0 or all(equal.values()))
-        failed += not good
-        verdict = "ok" if good else "DIFFERS"
-        print(f"{name:18} {verdict}  loss {distance:.2e} (bound {bound})", equal)
+    for name in [*TEXTS, *RUNS]:
+        if name not in old or name not in new:
+            print(f"{name}: not in both files")
+            continue
+        found = differences(old[name], new[name], BOUNDS.get(name))
+        failed += bool(found)
+        print(f"{name}: {len(found)} differences in {len(old[name])} facts")
+        print("\n".join(found[:10]), end="\n" if found else "")
     return 1 if failed else 0
 
 
+# ---- times -------------------------------------------------------------------------------------
+
+
 class Stepper:
-    """Process that computes a block of steps when it is asked to."""
+    """Run of `fit` that is stopped by a signal except during its blocks."""
 
-    def __init__(self, checkout: Path, name: str, home: Path) -> None:
-        options, block = TIMED[name]
-        command = [sys.executable, "-c", BLOCKS, str(block), *(options + NO_EXTRAS).split()]
-        self.process = subprocess.Popen(
-            command,
-            cwd=home,
-            env=environment(checkout, home / "cache"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.peak_mib = 0.0
-        self.first_s = self.answer()
+    def __init__(self, checkout: Path, name: str, folder: Path):
+        options, self.log_steps = TIMED[name]
+        folder.mkdir()
+        self.folder = folder
+        self.process = start(checkout, f"{options} {COMPILED} {PLAIN}", folder)
 
-    def answer(self) -> float:
-        """Wait for the end of a block, and return the seconds of one of its steps."""
-        assert self.process.stderr is not None
-        printed = []
-        for line in self.process.stderr:
-            printed.append(line)
-            if line.startswith("BLOCK "):
-                _, seconds, peak = line.split()
-                self.peak_mib = int(peak) / 1024
-                return float(seconds)
-        raise SystemExit("".join(printed[-20:]))
+    def send(self, number: int) -> None:
+        """Send a signal to the process and its children."""
+        os.killpg(self.process.pid, number)
 
     def block(self) -> float:
         """Compute a block, and return the seconds of one of its steps."""
-        assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
-        return self.answer()
+        log = self.folder / "lightning_logs" / "run" / "version_0" / "metrics.jsonl"
+        done = len(rows(log))
+        self.send(signal.SIGCONT)
+        found: list[dict[str, float]] = []
+        while len(found) <= self.log_steps:
+            if self.process.poll() is not None:
+                raise SystemExit((self.folder / "printed").read_text())
+            time.sleep(0.02)
+            found = rows(log)[done:]
+        self.send(signal.SIGSTOP)
+        return (found[-1]["time"] - found[0]["time"]) / (found[-1]["step"] - found[0]["step"])
 
 
-def import_s(checkout: Path) -> float:
-    """Return the seconds in which `fit --print_config` starts and ends: the start-up."""
-    options = ["fit", "--config=quickstart", "--print_config"]
-    command = [sys.executable, "-m", "gpt_lightning", *options]
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as home:
-        env = environment(checkout, Path(home))
-        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, cwd=home)
-    return time.perf_counter() - began
+def measure(before: Path, after: Path, name: str, pairs: int) -> list[tuple[float, float]]:
+    """Return the seconds of a step in alternating blocks of two checkouts."""
+    with tempfile.TemporaryDirectory() as folder:
+        old = Stepper(before, name, Path(folder, "before"))
+        new = Stepper(after, name, Path(folder, "after"))
+        try:
+            turns = [(old.block(), new.block()) for _ in range(pairs + 2)]
+        finally:
+            for stepper in (old, new):
+                stepper.send(signal.SIGKILL)
+                stepper.process.wait()
+    return turns[2:]  # without the first steps and the memory's warm-up
 
 
-def times(before: Path, after: Path, pairs: int, only: list[str]) -> None:
-    """Print start-up, first step, memory, and the ratio of the steps over alternating pairs."""
-    starts = [(import_s(before), import_s(after)) for _ in range(5)]
-    ratio = statistics.median(new / old for old, new in starts)
-    print(f"start-up: {[f'{a:.2f} {b:.2f}' for a, b in starts]} s, ratio {ratio:.3f}")
+def times(before: Path, after: Path, pairs: int, only: Sequence[str]) -> None:
+    """Print the median of the ratios of alternating blocks of steps."""
     for name in only or TIMED:
-        with tempfile.TemporaryDirectory() as folder:
-            homes = [Path(folder, side) for side in ("before", "after")]
-            for home in homes:
-                home.mkdir()
-            steppers = [Stepper(c, name, h) for c, h in zip((before, after), homes, strict=True)]
-            for stepper in steppers:  # warm-up
-                stepper.block()
-            turns = [(steppers[0].block(), steppers[1].block()) for _ in range(pairs)]
-            for stepper in steppers:
-                stepper.process.kill()
+        turns = measure(before, after, name, pairs)
         ratios = sorted(new / old for old, new in turns)
-        old_ms, new_ms = (1e3 * statistics.median(turn[side] for turn in turns) for side in (0, 1))
-        print(
-            f"{name}: step {old_ms:.2f} -> {new_ms:.2f} ms, ratio {statistics.median(ratios):.3f} "
-            f"({ratios[0]:.3f} to {ratios[-1]:.3f} in {pairs} pairs); to the end of the first step "
-            f"{steppers[0].first_s:.1f} -> {steppers[1].first_s:.1f} s; "
-            f"peak {steppers[0].peak_mib:.0f} -> {steppers[1].peak_mib:.0f} MiB",
-            flush=True,
-        )
+        old_ms = 1e3 * statistics.median(old for old, _ in turns)
+        new_ms = 1e3 * statistics.median(new for _, new in turns)
+        spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f} in {pairs} pairs"
+        ratio = statistics.median(ratios)
+        print(f"{name}: {old_ms:.2f} -> {new_ms:.2f} ms, ratio {ratio:.3f} ({spread})", flush=True)
 
 
 def main() -> int:
-    """Parse the arguments and run one of the three commands."""
+    """Parse the arguments and run one of the commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, names in (
-        ("record", ("checkout", "out")),
-        ("compare", ("before", "after")),
-        ("times", ("before", "after")),
-    ):
-        sub = commands.add_parser(command)
-        for name in names:
-            sub.add_argument(name, type=Path)
-        sub.add_argument("--only", nargs="+", default=[])
-        sub.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("command", choices=("record", "compare", "times"))
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--pairs", type=int, default=12)
     args = parser.parse_args()
+    first = args.paths[0]
+    last = args.paths[-1]
     if args.command == "record":
-        record(args.checkout, args.out, args.only)
+        record(first, last, args.only)
     elif args.command == "compare":
-        return compare(args.before, args.after)
+        return compare(first, last)
     else:
-        times(args.before, args.after, args.pairs, args.only)
+        times(first, last, args.pairs, args.only)
     return 0
 
 
