@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing, removed
 from gpt_lightning.errors import UserError, one_line
+from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import machine_record, version
 from gpt_lightning.hardware.precision import resolve_precision
@@ -119,7 +120,7 @@ def flat(config: str) -> str:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when the work begins, so that a command with an error leaves no folder.
+    """Write config.yaml once, when the work begins: a command with an error leaves no folder.
 
     timeline.jsonl gets the settings of each session of training too, with the banner, the command,
     the commit and the machine; TensorBoard gets them with the command and the commit.
@@ -134,10 +135,10 @@ class SaveConfig(SaveConfigCallback):
         pass
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not self.text:
             self.text = self.parser.dump(self.config, skip_none=False)
             if folder := steps.run_folder(trainer):
-                (folder / self.config_filename).write_text(self.text, encoding="utf-8")
+                write_atomic(folder / self.config_filename, self.text.encode())
                 if network := self.config.model.network:
                     from gpt_lightning.runs.sources import note_network  # only these runs need it
 

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
-from tiny_fit import TINY_RUN, logged_steps
+from tiny_fit import RUN, TINY_RUN, logged_steps
 from torch._dynamo.exc import InternalTorchDynamoError
 
 from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
+from gpt_lightning.parsing import read_config
 from gpt_lightning.runs import mirror
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
@@ -157,6 +158,22 @@ def test_a_run_leaves_its_process_as_it_was(fails, own_folder, monkeypatch):
         argv = ["fit", *TINY_RUN, "--trainer.max_steps=2", "--trainer.benchmark=true", *changes]
         run_cli(argv, callbacks=[Fails()])
     assert process_state() == before
+
+
+def test_config_yaml_is_written_once_and_whole(own_folder):
+    seen = set()
+
+    class Looks(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.add((RUN / "config.yaml").stat().st_mtime_ns)
+
+    argv = ["fit", *TINY_RUN, "--trainer.max_steps=8", "--trainer.num_sanity_val_steps=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda *args, **kwargs: pytest.fail("not atomic"))
+        run_cli(argv, callbacks=[Looks()])
+    assert len(seen) == 1
+    assert read_config(RUN / "config.yaml")["trainer"]["max_steps"] == 8
+    assert not [*RUN.glob(".*")]  # no temporary file is left
 
 
 @pytest.mark.parametrize("section", [*EVERY_RUN, "evaluation", "trainer", "model", "data"])
