@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu test-null-gpu faults stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -105,15 +105,6 @@ format: $(DEV) ## Format the code and apply ruff's fixes
 
 test-gpu: $(DEV) ## Run the tests that need a CUDA or MPS device
 	$(BIN)/python -m pytest -m gpu
-
-# A PyTorch for CUDA and stand-ins for CUDA's libraries: tests/gpu/null/README.md.
-NULL := build/null
-$(NULL)/env.sh: $(wildcard tests/gpu/null/*.c tests/gpu/null/build.sh tests/gpu/null/sitecustomize.py)
-	PYTHON=$(PYTHON) bash tests/gpu/null/build.sh $(NULL)
-
-test-null-gpu: $(NULL)/env.sh ## Run every CUDA path on a GPU that does not compute (5 GB, 20 minutes)
-	. $(NULL)/env.sh && $${NULLGPU}python -m pytest tests/gpu -m null_gpu \
-	  -o faulthandler_timeout=900
 
 bench-gpu: $(DEV) ## Measure the four GPT-2 sizes on this GPU (about an hour)
 	$(BIN)/gpt-lightning bench gpu

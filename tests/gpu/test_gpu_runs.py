@@ -106,7 +106,6 @@ class Waits(L.Callback):
             self.seen[f"{Path(filename).name}:{line}"] += 1
 
 
-@pytest.mark.null_gpu
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_no_step_waits_for_the_device(optimizer, precision, cuda, text_file, monkeypatch):

@@ -31,7 +31,6 @@ def test_bfloat16_losses_are_near_those_of_a_cpu(device, text_file):
     assert found == pytest.approx(first_losses("cpu", "32-true"), rel=2e-2)
 
 
-@pytest.mark.null_gpu
 def test_the_allocator_sees_every_byte(cuda):
     def work(phase) -> None:
         with phase("first"):
@@ -60,7 +59,6 @@ def test_the_kernels_of_a_profile_add_up(cuda):
     assert row["products"] > 0
 
 
-@pytest.mark.null_gpu
 def test_a_checkpoint_is_copied_to_pinned_memory(cuda):
     from gpt_lightning.runs.shards import HostCopy
 

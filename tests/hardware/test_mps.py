@@ -7,15 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt_lightning.bench import ladder, memory_meter, sizes, step
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
-from gpt_lightning.hardware.precision import autocast, check_accelerator
+from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.loss import autocast_dtype
-from gpt_lightning.tables import options, sweep
-from gpt_lightning.tables.worker import SkippedError, measured
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import measured
 from gpt_lightning.training import module, optim
 from gpt_lightning.training.module import GPTModule
 from tests.emulated_mac import emulated_mac
@@ -93,86 +91,18 @@ def test_an_exhausted_mac_is_proposed_less_memory(mac, text_file, monkeypatch, c
     assert "--model.config.loss_chunk 256" in line
 
 
-# ---- benchmarks ----------------------------------------------------------------------------------
-
-SMALL = "--shapes 1x64 --contexts 16 --batches 1"
-BENCHES = {
-    "sizes": f"{SMALL} --steps 1 --dtypes fp32,bf16,fp16,tf32",
-    "memory": f"{SMALL} --dtypes fp32 --modes training --checkpointing false",
-    "attention": "--contexts 16 --d 8 --batch 1 --steps 1 --warmup 1 --kernels naive",
-    "data": "--orders shuffled --block_sizes 16 --batch_sizes 2 --workers 0 --n_tokens 999",
-    "profile": f"{SMALL} --modes training",
-}
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Rows are measured in this process, without the second that a peak takes."""
-    monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
-    monkeypatch.setattr(sizes, "rates", lambda *args: {})
-
-
-def bench(name: str, *words: str) -> list[dict]:
-    assert main(["bench", name, *words]) == 0
-    (results,) = Path("lightning_logs/bench", name).glob("*/results.json")
-    return json.loads(results.read_text())["rows"]
-
-
-def rows_of(name: str) -> list[dict]:
-    return bench(name, *BENCHES[name].split())
-
-
-def test_sizes_are_measured_on_a_mac(mac, in_process, monkeypatch):
-    monkeypatch.setattr(step, "keep_freed_memory", lambda: pytest.fail("a CPU's"))
-    rows = rows_of("sizes")
-    assert [row["device"] for row in rows] == ["mps"] * 4
-    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "skipped"]
-    assert rows[-1]["note"] == "tf32 is a mode of NVIDIA GPUs, not of mps"
-    assert {row["peak_memory_gib"] for row in rows[:3]} == {3.0}
-    assert all(row["over_fp32"] > 0 for row in rows[:3])
-
-
-def test_memory_of_a_mac_is_its_drivers(mac, in_process):
-    (row,) = rows_of("memory")
-    assert (row["memory_by"], row["start_mib"], row["peak_mib"]) == ("driver", 1024.0, 3072.0)
-    assert row["resident_gib"] is None
-
-
-def test_the_largest_batch_of_a_mac_has_no_limit(mac, in_process, monkeypatch):
-    monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda *args: pytest.fail("a CPU's"))
-    Path("run.yaml").write_text(
-        "model: {config: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 16, vocab_size: 9}}\n"
-        "data: {dataset: nowhere, batch_size: 1}\n"
-        "trainer: {max_steps: 9, accelerator: auto}\n"
-    )
-    (row,) = bench("fit-batch", "--config", "run.yaml", "--max_batch", "1", "--steps", "1")
-    assert (row["device"], row["precision"], row["limit_gib"]) == ("mps", "32-true", None)
-    assert row["peak_memory_gib"] == 3.0
-
-
-def test_the_ladder_has_a_batch_for_a_mac_and_skips_tf32(mac, monkeypatch):
-    device, arguments = ladder.arguments_of("bf16", None, 1, [])
-    assert device == "mps"
-    assert {"--data.batch_size=4", "--data.block_size=1024"} <= set(arguments)
-    assert "--model.matmul_precision=high" not in arguments
-    monkeypatch.setattr(ladder.fits, "timed_fit", lambda *args: pytest.fail("no such rung"))
-    with pytest.raises(SkippedError, match="no effect on mps"):
-        ladder.measure_rung(SimpleNamespace(device="mps", rung="tf32"))
-
-
 # ---- functions -----------------------------------------------------------------------------------
 
 
-def test_the_best_device_is_the_gpu_of_a_mac(mac):
-    assert options.DEVICE.read(SimpleNamespace(device="auto")) == [{"device": "mps"}]
-    both = SimpleNamespace(device="mps,auto,cpu")
-    assert options.DEVICE.read(both) == [{"device": "mps"}, {"device": "cpu"}]
-    both = sweep.machine_of([{"device": "cpu"}, {"device": "mps"}], [])
-    assert both["device"].endswith("; Apple")
-    for accelerator in ("auto", "mps", "gpu", "cpu"):
-        check_accelerator(accelerator, "--device")
-    with pytest.raises(UserError, match=r"--device cuda: .* \(it has: cpu, mps, gpu\)"):
-        check_accelerator("cuda", "--device")
+def test_memory_of_a_mac_is_its_drivers(mac, monkeypatch):
+    # the row is measured in this process
+    monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
+    size = ["--shapes=1x64", "--contexts=16", "--batches=1", "--dtypes=fp32"]
+    assert main(["bench", "memory", *size, "--modes=training", "--checkpointing=false"]) == 0
+    (results,) = Path("lightning_logs/bench/memory").glob("*/results.json")
+    (row,) = json.loads(results.read_text())["rows"]
+    assert (row["memory_by"], row["start_mib"], row["peak_mib"]) == ("driver", 1024.0, 3072.0)
+    assert row["resident_gib"] is None
 
 
 def test_seeds_events_and_memory_are_metals(mac):

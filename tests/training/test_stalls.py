@@ -103,10 +103,12 @@ def run_callbacks():
     return [SpeedMonitor(warmup_steps=10), StepProgress(), SampleText(5), RunCheckpoint()]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("trainer", [{}, {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2}])
-def test_the_device_is_waited_for_at_log_steps_alone(trainer, text_file, reads):
+def test_the_device_is_waited_for_at_log_steps_alone(trainer, optimizer, text_file, reads):
+    module = GPTModule(TINY, schedule="constant", optimizer=optimizer)
     with reads:
-        fit(text_file, [*run_callbacks(), reads], limit_val_batches=0, **trainer)
+        fit(text_file, [*run_callbacks(), reads], module, limit_val_batches=0, **trainer)
     during = {(step, where) for step, where in reads.found if step > 0}
     assert {step for step, _ in during} == {10, 20, 30}, sorted(during)
 
