@@ -96,14 +96,10 @@ class EvaluatedModule(LightningModule):
         """
         split = "test" if self.trainer.testing else "val"
         data = token_data(self.trainer)
-        fitting = steps.is_fitting(self.trainer)
         estimates = data is not None and data.settings.eval_batches is not None
         metrics: Fields = self._mean_losses(split, estimates)
         if f"{split}/loss" in metrics:
             metrics[f"{split}/perplexity"] = metrics[f"{split}/loss"].exp()
-        if fitting:
-            # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
-            metrics["step"] = float(self.trainer.global_step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
         if data is not None and self.eval_losses:  # a subclass may log a loss of its own
             positions = self._positions * self.trainer.world_size
@@ -113,7 +109,7 @@ class EvaluatedModule(LightningModule):
             # float64, on the CPU: MPS has none; equal on all ranks
             exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in facts.items()}
             self.log_dict(exact, sync_dist=True, rank_zero_only=True)
-        if fitting:
+        if steps.is_fitting(self.trainer):
             self._log_last_loss()
 
     on_test_epoch_end = on_validation_epoch_end

@@ -196,6 +196,9 @@ class GPTModule(EvaluatedModule):
             check_tokens("targets", idx if targets is None else targets.clamp(min=0), self.config)
             raise
 
+    def on_fit_start(self) -> None:
+        steps.log_at_global_step(self.trainer)
+
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches, self.last_loss = 0.0, 0, None
         self.stop_requested = False
@@ -341,7 +344,6 @@ class GPTModule(EvaluatedModule):
                     self.log("optim/lr_muon", lr)
                 lr = self.learning_rate_at(step, self.settings.learning_rate)
             self.log("optim/lr", lr)
-            self.log("step", step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = 0.0, 0
 
     def on_train_epoch_end(self) -> None:

@@ -1,5 +1,7 @@
 """What engineers write with Lightning by habit: subclasses, own loaders, metrics, data alone."""
 
+import csv
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import lightning as L
 import pytest
 import torch
 import torchmetrics
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -28,12 +32,12 @@ def stock(**changes) -> L.Trainer:
     )
 
 
-def loader(batch) -> DataLoader:
-    return DataLoader([batch] * 4, batch_size=None)
+def loader(batch, number: int = 4) -> DataLoader:
+    return DataLoader([batch] * number, batch_size=None)
 
 
-def pairs() -> DataLoader:
-    return loader((torch.zeros(2, 8).long(), torch.ones(2, 8).long()))
+def pairs(number: int = 4) -> DataLoader:
+    return loader((torch.zeros(2, 8).long(), torch.ones(2, 8).long()), number)
 
 
 class Named(GPTModule):
@@ -416,3 +420,64 @@ def test_a_loader_of_ones_own_is_saved_and_stopped_between_steps(own_folder, cap
     assert main([*fit, "--resume", "auto", "--trainer.callbacks", "[]"]) == 0
     assert main([*fit, "--resume", "lightning_logs/own", "--run_name", "a"]) == 2
     assert "--run_name has no effect on lightning_logs/own/version_0" in capsys.readouterr().err
+
+
+# ---- the number of a step ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"every_n_train_steps": 2}, [2, 4, 6, 8, 10]),
+        ({"every_n_train_steps": 3, "filename": "{step}"}, [3, 6, 9]),
+        ({"every_n_train_steps": 5, "monitor": "val/loss"}, [5, 10]),
+        ({"train_time_interval": timedelta(0)}, list(range(1, 11))),
+        ({"every_n_epochs": 1, "save_last": True}, [5, 10, 10]),
+        ({}, [5, 10]),
+    ],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_model_checkpoint_names_each_file_by_its_step(tmp_path, settings, steps, accumulate):
+    """It takes a metric named `step` for the step; a row is logged every fourth step."""
+    saver = ModelCheckpoint(tmp_path, **{"save_top_k": -1, **settings})
+    trainer = stock(
+        max_steps=10,
+        log_every_n_steps=4,
+        val_check_interval=5 * accumulate,
+        check_val_every_n_epoch=None,
+        accumulate_grad_batches=accumulate,
+        enable_checkpointing=True,
+        callbacks=[saver],
+    )
+    trainer.fit(GPTModule(CONFIG, schedule="constant"), pairs(4 * accumulate), pairs(1))
+    found = {}
+    for path in tmp_path.glob("*.ckpt"):
+        found[path.stem] = torch.load(path, weights_only=True)["global_step"]
+    assert sorted(found.values()) == steps
+    assert all(name.endswith(f"step={step}") for name, step in found.items() if name != "last")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_every_logger_has_the_steps_that_the_optimizer_has_taken(tmp_path, accumulate):
+    class Own(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.log("own", float(trainer.global_step))
+
+    logger = CSVLogger(tmp_path)
+    trainer = stock(
+        max_steps=8,
+        log_every_n_steps=2,
+        val_check_interval=4 * accumulate,
+        accumulate_grad_batches=accumulate,
+        logger=logger,
+        callbacks=[Own()],
+    )
+    trainer.fit(GPTModule(CONFIG, schedule="constant"), pairs(4 * accumulate), pairs(1))
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    steps = {
+        name: [int(row["step"]) for row in rows if row[name]]
+        for name in ("train/loss", "val/loss", "own")
+    }
+    assert steps == {"train/loss": [2, 4, 6, 8], "val/loss": [4, 8], "own": [4, 8]}
+    assert trainer.callback_metrics.keys().isdisjoint({"step", "epoch"})
