@@ -192,13 +192,18 @@ def read_settings(path: Path) -> Fields:
 
 
 def has_gpt2_tokens(folder: Path) -> bool:
-    """Return whether a folder's vocabulary has GPT-2's ids, or the folder has no vocabulary."""
+    """Return whether a folder's vocabulary has GPT-2's ids, or the folder has no vocabulary.
+
+    tokenizer.json has its vocabulary in model.vocab. vocab.json is the vocabulary itself, in which
+    `model` may be a token, as it is in GPT-2's.
+    """
     for file in (folder / "tokenizer.json", folder / "vocab.json"):
         if file.is_file():
             with user_errors(f"{file} is damaged"):
                 found = json.loads(file.read_text(encoding="utf-8"))
-                vocabulary = dict(found.get("model", {}).get("vocab", found))
-                return vocabulary.items() >= TABLE["gpt2_ids"].items()
+                if file.name == "tokenizer.json":
+                    found = found["model"]["vocab"]
+                return dict(found).items() >= TABLE["gpt2_ids"].items()
     return True
 
 

@@ -8,8 +8,10 @@ import pickle
 import pytest
 import torch
 
+from gpt_lightning.data.tokenizers import gpt2_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.huggingface import has_gpt2_tokens
 from gpt_lightning.model.weights import Pretrained
 from gpt_lightning.runs.sources import (
     check_tokens,
@@ -223,18 +225,57 @@ def test_a_vocabulary_larger_than_the_model_is_refused(theirs, tmp_path):
         tokenizer_of(found)
 
 
-@pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
-def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
+OTHER = {"\u0120o": 262, "<|endoftext|>": 50256}
+KEYS = {name: n for n, name in enumerate(("model", "vocab", "version", "merges", "added_tokens"))}
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("vocab.json", OTHER),
+        ("vocab.json", OTHER | KEYS),
+        ("tokenizer.json", {"model": {"vocab": OTHER}}),
+        ("tokenizer.json", {"model": {"vocab": OTHER | KEYS, "merges": []}, "version": "1.0"}),
+        ("tokenizer.json", {"model": {"vocab": [["\u0120o", -1.5], ["model", -2.5]]}}),
+    ],
+)
+def test_another_vocabulary_of_the_size_of_gpt2s(form, content, tmp_path):
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=8)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     assert read_source(tmp_path).tokenizer == {"name": "gpt2"}
-    vocab = {"\u0120o": 262, "<|endoftext|>": 50256}
-    content = vocab if form == "vocab.json" else {"model": {"vocab": vocab}}
     (tmp_path / form).write_text(json.dumps(content))
     assert read_source(tmp_path).tokenizer is None
     assert read_source(tmp_path / "model.safetensors").tokenizer is None
     with pytest.raises(UserError, match="names no tokenizer"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
+def test_gpt2s_own_vocabulary_is_known_though_model_is_a_token_of_it(form, tmp_path):
+    vocabulary = gpt2_file("encoder.json").read_text("utf-8")
+    assert json.loads(vocabulary)["model"] == 19849
+    merges = gpt2_file("vocab.bpe").read_text("utf-8")
+    tmp_path.joinpath("merges.txt").write_text(merges, "utf-8")
+    content = vocabulary
+    if form == "tokenizer.json":
+        content = f'{{"version": "1.0", "model": {{"vocab": {vocabulary}}}, "added_tokens": []}}'
+    tmp_path.joinpath(form).write_text(content, "utf-8")
+    assert has_gpt2_tokens(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("vocab.json", "[1]"),
+        ("vocab.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"model": 3}'),
+    ],
+)
+def test_a_damaged_vocabulary_is_one_line(form, content, tmp_path):
+    (tmp_path / form).write_text(content)
+    with pytest.raises(UserError, match=f"{form} is damaged"):
+        has_gpt2_tokens(tmp_path)
 
 
 @pytest.mark.parametrize(
