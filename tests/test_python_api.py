@@ -139,7 +139,7 @@ def test_a_wrong_argument_is_one_line_that_names_it(i):
         ("GPTModule(65)", "model.config is 65; expected a GPTConfig"),
         ("GPTConfig(n_layers=2)", "'model.config.n_layers': did you mean 'n_layer'?"),
         ("TokenDataModule(path='a')", "'data.path': did you mean 'data.text_file'?"),
-        ("TokenDataModule(foo=1)", "'data.foo'; expected one of dataset, mixture, corpus, text_"),
+        ("TokenDataModule(foo=1)", "'data.foo'; expected one of dataset, corpus, text_"),
     ],
 )
 def test_an_unknown_argument_is_one_line_with_the_nearest(call, line):

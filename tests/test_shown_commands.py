@@ -92,7 +92,7 @@ def tiny(argv: list[str]) -> list[str]:
     if argv[0] != "fit":
         return argv
     given = " ".join(argv)
-    text = any(f"data.{key}" in given for key in ("dataset", "text_file", "mixture"))
+    text = any(f"data.{key}" in given for key in ("dataset", "text_file"))
     return [*argv, *TINY, *([] if text else TEXT)]
 
 

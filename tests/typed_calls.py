@@ -19,7 +19,7 @@ GPTModule(config, "gpt2", betas=[0.9, 0.95], freeze=["*.bias"], compile=False, f
 GPTModule(config, network=None, learning_rate_factors={"*.bias": 1}, lora_rank=None)
 Own(config, aux=0.7, learning_rate=1e-3)
 TokenDataModule(text_file=Path("my.txt"), tokenizer="char", batch_size=4, val_fraction=0)
-TokenDataModule(mixture={"a": 1, "b": 2.5}, data_dir="data", order="nanogpt", seed=None)
+TokenDataModule(dataset="a", data_dir="data", order="nanogpt", seed=None)
 TokenDataModule(dataset="s3://bucket/data", num_workers=2, allow_changes=True)
 fit("quickstart", Path("my.yaml"), {"data.batch_size": 8}, run_name="short").steps.bit_count()
 load_model(Path("a.ckpt"))[1].encode("text")

@@ -42,7 +42,6 @@ class TokenDataset:
             https://, file://).
         data_dir: Folder of prepared datasets; shards from a URL are kept in its folder cache/.
         cache_limit_gb: Size limit of the shards kept from URLs, in 1e9 bytes.
-        streams: Number of URLs that are read together.
         patience_s: Time to wait for a shard of a URL in an outage.
 
     Attributes:
@@ -57,7 +56,6 @@ class TokenDataset:
         address: str,
         data_dir: Path,
         cache_limit_gb: float,
-        streams: int = 1,
         patience_s: float = 0.0,
     ):
         self.address = address
@@ -66,7 +64,7 @@ class TokenDataset:
             from gpt_lightning.data.streaming import RemoteShards, RemoteStream
 
             limit = int(cache_limit_gb * 1e9)
-            remote = RemoteShards(address, data_dir / "cache", limit, streams, patience_s)
+            remote = RemoteShards(address, data_dir / "cache", limit, patience_s)
             self.manifest = remote.manifest
             self.tokenizer = str(self.manifest.tokenizer.get("name"))
             self._open: Callable[[str], TokenStream] = partial(RemoteStream, remote)

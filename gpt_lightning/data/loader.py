@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.windows import WindowSource
+from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 
@@ -88,7 +88,7 @@ class TrainBatches(Dataset[Batch]):
     is therefore the same for every W.
     """
 
-    source: WindowSource
+    source: DatasetWindows
     epoch: int
     batch_size: int
     rank: int
@@ -153,7 +153,7 @@ class TrainLoader(Place):
         wait_s: Seconds waited for batches.
     """
 
-    source: WindowSource
+    source: DatasetWindows
     batch_size: int
     num_workers: int = 0
     read_tokens: int = 16_384

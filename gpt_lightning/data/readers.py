@@ -1,4 +1,4 @@
-"""Readers: opened datasets become the batches of one rank.
+"""Readers: an opened dataset becomes the batches of one rank.
 
 Windows are read in an order that is a pure function of (seed, epoch, index), or drawn as nanoGPT's
 program does.
@@ -13,7 +13,7 @@ step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -33,22 +33,22 @@ from gpt_lightning.data.loader import (
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
+from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 
 
 @dataclasses.dataclass(eq=False)
 class Reader:
-    """Loaders of one rank over opened datasets, with data.order nanogpt of nanoGPT's batches.
+    """Loaders of one rank over an opened dataset, with data.order nanogpt of nanoGPT's batches.
 
     Args:
-        datasets: Address -> dataset; evaluation reads the first.
+        dataset: The dataset.
         settings: Data arguments, with block_size and seed set.
         place: Place of this process in the run.
     """
 
-    datasets: Mapping[str, TokenDataset]
+    dataset: TokenDataset
     settings: DataSettings
     place: Place
 
@@ -67,12 +67,13 @@ class Reader:
             return self._nanogpt_loader()
         B, place = self.settings.batch_size, self.place
         workers = self.settings.num_workers
-        loader = TrainLoader(self._training_source(), B, **vars(place), num_workers=workers)
+        windows = self._windows(self.train_stream, self.settings.order, place.nodes)
+        loader = TrainLoader(windows, B, **vars(place), num_workers=workers)
         if len(loader) == 0:
             raise UserError(
                 f"a step takes {B} x {place.accumulate} x {place.world} windows "
                 "(data.batch_size x accumulation x ranks), but the train split of "
-                f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower one of the "
+                f"{self.dataset.address} has {windows.n_windows}: lower one of the "
                 "factors, or give more text"
             )
         return loader
@@ -85,7 +86,7 @@ class Reader:
                 "trainer.overfit_batches: data.order nanogpt draws every batch anew: "
                 "set --data.order shuffled"
             )
-        streams = {"train": next(iter(self.train_streams.values())), "val": self.stream("val")}
+        streams = {"train": self.train_stream, "val": self.stream("val")}
         for stream in streams.values():
             stream.is_random = True
         return NanoGPTLoader(streams, self.settings, self.place.accumulate)
@@ -98,40 +99,18 @@ class Reader:
         source, place = self._windows(self.stream(split), "random"), self.place
         return TrainBatches(source, EVALUATION, self.eval_batch_size, place.rank, place.world)
 
-    def shares(self) -> dict[str, float]:
-        """Return each dataset's share of the samples so far, by name; empty without a mixture."""
-        loader = self.train_loader
-        if isinstance(loader, TrainLoader) and isinstance(loader.source, Mixture):
-            return loader.source.shares(**loader.state_dict())
-        return {}
-
     @functools.cached_property
-    def train_streams(self) -> dict[str, TokenStream]:
-        """Tokens of the train split of each dataset, by address."""
-        T, datasets = self.block_size, self.datasets.items()
-        return {address: dataset.stream("train", T) for address, dataset in datasets}
-
-    def stamps(self) -> dict[str, str]:
-        """Return the stamp of each dataset's training shards, where there is one."""
-        return {key: s.stamp for key, s in self._streams_by_key().items() if s.stamp}
-
-    def check_stamps(self, stamps: dict[str, str]) -> None:
-        """Raise a UserError if a training shard was replaced since the stamps were taken."""
-        for key, stream in self._streams_by_key().items():
-            stream.check_stamp(stamps.get(key, ""))
-
-    def _streams_by_key(self) -> dict[str, TokenStream]:
-        """Return the training streams by their keys in `stamps`."""
-        streams, mixture = self.train_streams.items(), self.settings.mixture
-        return {f"{address}/*" if mixture else "*": stream for address, stream in streams}
+    def train_stream(self) -> TokenStream:
+        """Tokens of the train split."""
+        return self.stream("train")
 
     def stream(self, split: str) -> TokenStream:
-        """Return the tokens of a split of the dataset that is evaluated.
+        """Return the tokens of a split.
 
         Raises:
             UserError: There is no such split, or it is shorter than a window.
         """
-        return next(iter(self.datasets.values())).stream(split, self.block_size)
+        return self.dataset.stream(split, self.block_size)
 
     def eval_loaders(self) -> list[EvalLoader]:
         """Return a loader of the validation split, or of random batches of val and of train."""
@@ -151,17 +130,6 @@ class Reader:
     def _loader(self, batches: Dataset[Batch], n_batches: int) -> EvalLoader:
         workers, pin_memory = self.settings.num_workers, self.place.pin_memory
         return EvalLoader(batches, n_batches, workers, pin_memory)
-
-    def _training_source(self) -> WindowSource:
-        order, weights = self.settings.order, self.settings.mixture
-        assert order != "nanogpt"
-        windows = {
-            address: self._windows(stream, order, self.place.nodes)
-            for address, stream in self.train_streams.items()
-        }
-        if not weights:
-            return next(iter(windows.values()))
-        return Mixture(windows, weights, self.seed, self.place.nodes)
 
     def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
         shards = stream.shard_tokens

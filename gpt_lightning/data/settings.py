@@ -9,13 +9,13 @@ from gpt_lightning.data.order import OrderName
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, checked
 
-SOURCES = ("dataset", "mixture", "corpus", "text_file")
+SOURCES = ("dataset", "corpus", "text_file")
 
 
 @checked("data")
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Arguments of TokenDataModule. Exactly one of dataset, mixture, corpus, text_file is set.
+    """Arguments of TokenDataModule. Exactly one of dataset, corpus, text_file is set.
 
     The fields are the keys `data.*` of the command line and the keyword arguments of
     TokenDataModule. The text of an argument is its help. Values from Python are checked against the
@@ -25,7 +25,6 @@ class DataSettings:
         dataset: Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c, build-nanogpt or
             Megatron-LM), its name under data_dir, or a URL (s3://, gs://, hf://, https://) of such
             shards, except Megatron-LM's.
-        mixture: Several datasets with a weight each; validation uses the first.
         corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use.
         text_file: Path of a UTF-8 text; prepared on first use.
         tokenizer: Tokenizer of corpus or text_file: char, byte, a tiktoken encoding, or bpe:8192,
@@ -60,7 +59,6 @@ class DataSettings:
     """
 
     dataset: str | None = None
-    mixture: dict[str, float] | None = None
     corpus: str | None = None
     text_file: str | None = None
     tokenizer: str = "gpt2"
@@ -93,9 +91,9 @@ class DataSettings:
                 f"{self.eval_batches or 'null'}: the first is a part of the second, lower it"
             )
         if self.order == "nanogpt" and (
-            self.num_workers or self.mixture or self.eval_batch_size not in (None, self.batch_size)
+            self.num_workers or self.eval_batch_size not in (None, self.batch_size)
         ):
             raise UserError(
-                "data.order nanogpt draws batches of one size from one dataset in the training "
-                "process: set data.num_workers to 0, data.mixture and data.eval_batch_size to null"
+                "data.order nanogpt draws batches of one size in the training process: set "
+                "data.num_workers to 0 and data.eval_batch_size to null"
             )

@@ -34,7 +34,6 @@ class RemoteShards:
         url: URL of the dataset's folder, on any file system of fsspec.
         folder: Folder of the cache, which all URLs share.
         limit_bytes: Size limit of the cache.
-        streams: Number of datasets that share the limit.
         patience_s: Time to wait for a shard in an outage.
 
     Attributes:
@@ -45,11 +44,8 @@ class RemoteShards:
         UserError: The URL does not answer, or has neither.
     """
 
-    def __init__(
-        self, url: str, folder: Path, limit_bytes: int, streams: int = 1, patience_s: float = 0.0
-    ):
+    def __init__(self, url: str, folder: Path, limit_bytes: int, patience_s: float = 0.0):
         self.url = url.rstrip("/")
-        self.streams = streams
         self.listing_digest = ""
         self._entries: dict[str, Fields] = {}  # the listing, if there is no manifest
         url = f"{self.url}/{MANIFEST}"
@@ -127,14 +123,14 @@ class RemoteStream(TokenStream):
         self._files = [remote.file(shard) for shard in self._shards]
         self._bytes = [file.n_bytes for file in self._files]
         self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
-        self._room = cache.limit_bytes // remote.streams
+        self._room = cache.limit_bytes
         largest = max(self._bytes, default=0)
         if largest > self._room:
             name = self._shards[self._bytes.index(largest)].file
             raise UserError(
                 f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {name} of {remote.url} "
                 f"alone has {largest / 1e9:g} GB: "
-                f"raise it to {math.ceil(largest * remote.streams / 1e9)}"
+                f"raise it to {math.ceil(largest / 1e9)}"
             )
 
     def horizon(self, block_size: int) -> int:
@@ -161,7 +157,7 @@ class RemoteStream(TokenStream):
         blocks = next(fitting, max(first, n // lanes))
         if blocks <= first:
             return first, ""
-        needed = self._held(first, lanes) * self._remote.streams
+        needed = self._held(first, lanes)
         return blocks, (
             f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._remote.url} "
             f"at a time; for {n // first} set data.cache_limit_gb {math.ceil(needed / 1e9)}"
@@ -191,7 +187,7 @@ class RemoteStream(TokenStream):
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
             fix = "set another data.order"
         if needed > self._room:
-            limit = math.ceil(needed * self._remote.streams / 1e9)
+            limit = math.ceil(needed / 1e9)
             raise UserError(
                 f"data.order {order.name} reads {needed / 1e9:.3g} GB of {self._where} at a time, "
                 f"and data.cache_limit_gb is {self._cache.limit_bytes / 1e9:g}: shards would be "

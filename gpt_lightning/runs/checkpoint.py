@@ -78,7 +78,7 @@ class RunRecord:
     tokenizer: Fields | None = None
     data_position: dict[str, int] = field(default_factory=dict)
     data_identity: Fields = field(default_factory=dict)
-    shards: Fields = field(default_factory=dict)
+    shards: str = ""
     run_identity: Fields = field(default_factory=dict)
     environment: Fields = field(default_factory=dict)
     network: Fields | None = None

@@ -54,7 +54,7 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
     address = "this run's data" if data is None else data.address
     changed = resume.check(theirs.record, module.record(), address, fitting, allow_changes)
     if fitting and data is not None and not allow_changes:
-        data.reader.check_stamps(theirs.record.shards)
+        data.reader.train_stream.check_stamp(theirs.record.shards)
     if fitting:
         continue_loops(checkpoint["loops"]["fit_loop"])
     else:  # the loggers' x, which Lightning restores for fit alone

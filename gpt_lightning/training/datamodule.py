@@ -15,7 +15,7 @@ from gpt_lightning.data.loader import EvalLoader, Place, TrainLoader
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.readers import Reader
 from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.data.tokenizers import Tokenizer, difference, tokenizer_from_spec
+from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.training import steps
@@ -45,26 +45,18 @@ class TokenDataModule(LightningDataModule):
     def __init__(self, **settings: "Unpack[DataArguments]"):
         super().__init__()
         self.settings = DataSettings(**settings)  # type: ignore[arg-type]  # lists too
-        self._datasets: dict[str, TokenDataset] = {}  # address -> dataset, opened at first use
         self._reader: Reader | None = None
 
     # ---- the data ------------------------------------------------------------------------------
 
     @property
-    def addresses(self) -> list[str]:
-        """Addresses of the datasets; validation uses the first."""
-        if self.settings.mixture:
-            return list(self.settings.mixture)
+    def address(self) -> str:
+        """Address of the dataset."""
         if self.settings.dataset:
-            return [self.settings.dataset]
+            return self.settings.dataset
         from gpt_lightning.prepare.command import dataset_folder  # not for ready shards
 
-        return [str(dataset_folder(*self._preparation()))]
-
-    @property
-    def address(self) -> str:
-        """Human-readable name of the training data."""
-        return " + ".join(self.addresses)
+        return str(dataset_folder(*self._preparation()))
 
     @property
     def block_size(self) -> int:
@@ -108,29 +100,19 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of the first dataset, read and checked at first use."""
-        return self._dataset(self.addresses[0]).manifest
+        """Manifest of the dataset, read and checked at first use."""
+        return self._dataset.manifest
 
     def training_tokens(self) -> int:
-        """Return the tokens of the train splits of all datasets."""
-        return sum(self._dataset(address).manifest.tokens("train") for address in self.addresses)
+        """Return the tokens of the train split."""
+        return self.manifest.tokens("train")
 
-    def _dataset(self, address: str) -> TokenDataset:
-        if address not in self._datasets:
-            settings = self.settings
-            streams = max(1, sum(map(is_remote, self.addresses)))
-            folder, limit = Path(settings.data_dir), settings.cache_limit_gb
-            dataset = TokenDataset(address, folder, limit, streams, settings.patience)
-            for other, opened in self._datasets.items():
-                if opened.manifest.tokenizer != dataset.manifest.tokenizer:
-                    specs = (each.manifest.tokenizer for each in (dataset, opened))
-                    raise UserError(
-                        f"data.mixture: {address} and {other} are made of other tokens "
-                        f"({difference(*specs)}): `gpt-lightning prepare SOURCE --tokenizer "
-                        f"{opened.tokenizer} --out DIR` gives {address} the tokens of the other"
-                    )
-            self._datasets[address] = dataset
-        return self._datasets[address]
+    @functools.cached_property
+    def _dataset(self) -> TokenDataset:
+        """Dataset, opened at first use."""
+        settings = self.settings
+        folder = Path(settings.data_dir)
+        return TokenDataset(self.address, folder, settings.cache_limit_gb, settings.patience)
 
     def _preparation(self) -> tuple[str, str, str, float]:
         """Return source, tokenizer, data_dir and val_fraction, as `prepare` takes them."""
@@ -151,13 +133,13 @@ class TokenDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         if not is_read(self.trainer, self):
             return
-        if not (self.settings.dataset or self.settings.mixture or Path(self.address).exists()):
+        if not (self.settings.dataset or Path(self.address).exists()):
             raise UserError(f"{self.address} does not exist: call prepare_data() first")
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
         if stage == "fit" and self.trainer:
             self._set_accumulation(settings)
-        self._reader = reader = self._open_reader(settings, stage)
+        self._reader = reader = self._open_reader(settings)
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
             if self.trainer and self.makes("train"):
@@ -278,14 +260,12 @@ class TokenDataModule(LightningDataModule):
         interval = getattr(trainer, "val_check_interval", timedelta())  # a time is elsewhere
         steps.check_accumulation(trainer.accumulate_grad_batches, interval)
 
-    def _open_reader(self, settings: DataSettings, stage: str) -> Reader:
+    def _open_reader(self, settings: DataSettings) -> Reader:
         trainer = self.trainer
-        addresses = self.addresses if stage == "fit" else self.addresses[:1]
-        datasets = {address: self._dataset(address) for address in addresses}
         if not trainer:
-            return Reader(datasets, settings, Place())
+            return Reader(self._dataset, settings, Place())
         # Lightning counts ranks node by node; streams are read so that each node has its shards
-        nodes = trainer.num_nodes if any(map(is_remote, addresses)) else 1
+        nodes = trainer.num_nodes if is_remote(self.address) else 1
         rank = trainer.local_rank * nodes + trainer.node_rank if nodes > 1 else trainer.global_rank
         place = Place(
             nodes=nodes,
@@ -296,7 +276,7 @@ class TokenDataModule(LightningDataModule):
             limit=trainer.limit_train_batches,
             overfit=trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
-        return Reader(datasets, settings, place)
+        return Reader(self._dataset, settings, place)
 
     def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
@@ -307,7 +287,7 @@ class TokenDataModule(LightningDataModule):
         return facts | {
             "data_position": loader.state_dict() if isinstance(loader, TrainLoader) else {},
             "data_identity": loader.identity(),
-            "shards": self.reader.stamps(),
+            "shards": self.reader.train_stream.stamp,
         }
 
 

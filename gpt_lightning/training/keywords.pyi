@@ -30,7 +30,6 @@ class ModelArguments(TypedDict, total=False):
 
 class DataArguments(TypedDict, total=False):
     dataset: str | Path | None
-    mixture: Mapping[str, float] | None
     corpus: str | Path | None
     text_file: str | Path | None
     tokenizer: str | Path

@@ -10,7 +10,6 @@ lowest validation loss (--ckpt_path best), or its newest one (--ckpt_path last).
   gpt-lightning resume lightning_logs/quickstart --trainer.max_steps 4800
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
 # settings with a path, which may be relative to the folder in which the run was started
-DATA = ("data.text_file", "data.data_dir", "data.dataset", "data.mixture", "evaluation.data")
+DATA = ("data.text_file", "data.data_dir", "data.dataset", "evaluation.data")
 PATHS = (*DATA, "checkpoint.folder", "model.init_from")
 
 
@@ -122,16 +121,11 @@ def relocated(run: Path, config: dict[str, Any]) -> list[str]:
         return []
     folder = started.resolve()
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {moved(path): share for path, share in value.items()}
-        # others are names, such as gpt2 or a folder under data_dir, and URLs
-        return str(folder / value) if (folder / value).exists() else value
-
     options = []
     for key in PATHS:
         section, _, name = key.partition(".")
         value = (config.get(section) or {}).get(name)
-        if value and (new := moved(value)) != value:
-            options.append(f"--{key}={new if isinstance(new, str) else json.dumps(new)}")
+        # others are names, such as gpt2 or a folder under data_dir, URLs, and absolute paths
+        if value and str(folder / value) != value and (folder / value).exists():
+            options.append(f"--{key}={folder / value}")
     return options

@@ -241,7 +241,7 @@ def test_more_shards_than_descriptors(tmp_path, monkeypatch):
     before = descriptors()
     few = functools.lru_cache(16)(TokenStream._map.__wrapped__)
     monkeypatch.setattr(TokenStream, "_map", few)
-    one, two = stream_of(tmp_path), stream_of(tmp_path)  # as in a mixture: one bound for both
+    one, two = stream_of(tmp_path), stream_of(tmp_path)  # one bound for all streams
     starts = np.random.default_rng(0).permutation(N * TOKENS - 60)[:600]
     for stream in (one, two):
         assert np.array_equal(stream.windows(starts, 60)[:, 0], starts)

@@ -72,8 +72,8 @@ def reader(
     """Reader of an address with a cache of some shards."""
     limit = shards * SHARD_BYTES / 1e9
     chosen = {"dataset": address, "block_size": T, "batch_size": 4, "seed": 1, **settings}
-    dataset = TokenDataset(address, data, limit, len(chosen.get("mixture") or "1"))
-    return Reader({address: dataset}, DataSettings(**chosen), place or Place())
+    dataset = TokenDataset(address, data, limit)
+    return Reader(dataset, DataSettings(**chosen), place or Place())
 
 
 def fetched(server: Server) -> list[str]:
@@ -143,15 +143,6 @@ def test_an_order_that_would_fetch_again_and_again_is_refused(server, tmp_path):
     epoch(made.train_loader)
     assert len(fetched(server)) <= N
     assert fetched(server)
-
-
-def test_datasets_share_the_limit(server, tmp_path):
-    mixture = {server.url: 1.0, "http://other": 1.0}
-    halved = reader(server.url, tmp_path, 14, dataset=None, mixture=mixture)
-    alone = reader(server.url, tmp_path, 7)
-    assert halved._windows(halved.train_streams[server.url], "shuffled").order.blocks == (
-        alone.train_loader.source.order.blocks
-    )
 
 
 @pytest.mark.slow

@@ -101,16 +101,19 @@ def test_relative_paths_are_those_of_the_folder_in_which_the_run_was_started(
 
 
 def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch):
-    data = {"mixture": {"plays": 0.5, "named": 0.25, "s3://bucket/c": 0.25}}
-    settings = {"data": data, "model": {"init_from": "weights"}}
-    (project / RUN / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    def resumed(dataset: str) -> list[str]:
+        settings = {"data": {"dataset": dataset}, "model": {"init_from": "weights"}}
+        (project / RUN / "config.yaml").write_text(yaml.safe_dump(settings))
+        return with_run(["resume", f"../{RUN}"])[2:-1]
+
     (project / "plays").mkdir()
     (project / "other").mkdir()
     monkeypatch.chdir(project / "other")
-    mixture = f'{{"{project}/plays": 0.5, "named": 0.25, "s3://bucket/c": 0.25}}'
-    assert with_run(["resume", f"../{RUN}"])[2:-1] == [f"--data.mixture={mixture}"]
+    assert resumed("plays") == [f"--data.dataset={project}/plays"]
+    for unmoved in ("named", "s3://bucket/c", f"{project}/plays"):
+        assert resumed(unmoved) == []
     (project / "weights").mkdir()
-    assert f"--model.init_from={project}/weights" in with_run(["resume", f"../{RUN}"])
+    assert resumed("named") == [f"--model.init_from={project}/weights"]
 
 
 @pytest.mark.parametrize(("word", "file"), [("best", BEST), ("last", LAST)])

@@ -43,7 +43,7 @@ class SpeedMonitor(StepCallback):
     median of the same steps. `perf/mfu`: a fraction, if the device's peak is known. `perf/tokens`:
     all tokens that the run has trained on, also logged with each validation loss.
     `perf/memory_gib`: peak memory so far. `perf/data_wait_ms`: mean wait of this process for
-    batches, per step. `data/share/NAME`: realized proportions of a mixture.
+    batches, per step.
 
     A step lasts from the end of the previous step, so it includes the wait for its data. Every
     other phase (validation, checkpoint, samples) stops its time, so that `train` in the report is
@@ -211,8 +211,6 @@ class SpeedMonitor(StepCallback):
             self._waited = data.reader.train_loader.wait_s, self._step
             mean_s = (self._waited[0] - waited_s) / (self._step - step)
             module.log("perf/data_wait_ms", mean_s * 1e3)
-            for address, share in data.reader.shares().items():
-                module.log(f"data/share/{address}", share)
         synchronize(self._device)
         window, stalls = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
         for seconds, _ in stalls:
