@@ -11,7 +11,6 @@ from gpt_lightning.files import numbered_folder, yaml_beside
 from gpt_lightning.parsing import OneLineParser, pick, split_fit_options
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung
 
-BREAKS = "tests/reproduce/breaks.py"  # a checkout has it
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
 CHIPS = {"cpu": "a CPU", "gpu": "an NVIDIA GPU", "mps": "a Mac with MPS"}
@@ -33,9 +32,6 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--accelerator", type=str | None, help=helps["accelerator"])
     parser.add_argument("--against", nargs=2, metavar=("RUN", "CURVE"), help=helps["against"])
     parser.add_argument("--resume", type=str | None, help=helps["resume"])
-    parser.add_argument(
-        "--selftest", nargs="?", const=BREAKS, metavar="FILE", help=helps["selftest"]
-    )
     return parser
 
 
@@ -49,8 +45,6 @@ def run(argv: list[str]) -> int:
     args = make_parser().parse_args(own)
     alone = [args.case] if args.case in REPORTS else []
     alone = ["--list"] if args.list else ["--against", *args.against] if args.against else alone
-    if args.selftest:
-        alone = ["--selftest", *([] if args.selftest == BREAKS else [args.selftest])]
     if alone and alone != argv[1:]:
         raise UserError(f"{alone[0]} takes no more options: give `reproduce {shlex.join(alone)}`")
     if args.list:
@@ -66,10 +60,6 @@ def run(argv: list[str]) -> int:
         from gpt_lightning.reproduce.figures import run_report
 
         return run_report(args.case, ROOT / args.case, argv)
-    if args.selftest:
-        from gpt_lightning.reproduce.runner import run_selftest
-
-        return run_selftest(args.selftest)
     changes = [] if args.steps is None else [f"--trainer.max_steps={args.steps}"]
     changes += [f"--trainer.accelerator={args.accelerator}"] if args.accelerator else []
     return run_case(find_case(args.case), args, [*changes, *fit_options], argv)

@@ -1,11 +1,7 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
-import runpy
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
-from io import StringIO
 from pathlib import Path
 
 import torch
@@ -19,8 +15,7 @@ from gpt_lightning.hardware.device import (
     peak_memory_gib,
     reset_peak_memory,
 )
-from gpt_lightning.parsing import pick
-from gpt_lightning.reproduce.cases import CASES, Case, Rung, fit_arguments
+from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
 from gpt_lightning.reproduce.published import (
     Losses,
     Published,
@@ -40,7 +35,7 @@ from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, 
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-LossRow, RungRow, BreakRow = types_of(__file__, "runner").values()
+LossRow, RungRow = types_of(__file__, "runner").values()
 
 
 @dataclass(eq=False)
@@ -307,48 +302,3 @@ def earlier(folder: Path, rung: Rung) -> tuple[Path, int, list[Observation]]:
         if row["step"] + (row["split"] == "batch") <= step
     ]
     return path, step, seen
-
-
-# ---- programs that are broken on purpose ---------------------------------------------------------
-
-
-def run_selftest(path: str) -> int:
-    """Train rungs with the breaks of a file, and print a row for each.
-
-    Args:
-        path: Python file with BREAKS, a list of (rung, what is broken, context manager that breaks
-            it, options of `fit`). A break without a name is none, and must not be seen.
-
-    Returns:
-        0: Every break was seen, and nothing else was. 1: One was not.
-
-    Raises:
-        UserError: There is no such file or rung, or it has no BREAKS.
-    """
-    try:
-        breaks = runpy.run_path(path)["BREAKS"]
-    except (OSError, KeyError, SyntaxError) as error:
-        raise UserError(
-            f"--selftest {path}: expected a Python file with BREAKS, as a checkout has ({error})"
-        ) from error
-    rungs = {rung.name: (case, rung) for case in CASES.values() for rung in case.rungs}
-    console = Console(BreakRow)
-    unexpected = 0
-    print(console.header())
-    for name, broken, context, options in breaks:
-        case, rung = rungs[pick(name, rungs, f"{path}: no rung")]
-        with tempfile.TemporaryDirectory() as folder:
-            run = CaseRun(case, options, Path(folder), [])
-            with redirect_stdout(StringIO()) as quiet, redirect_stderr(quiet), context:
-                run.run(rung.on("cpu"))
-        (row,) = run.rungs
-        names = [each.setting for each in run.settings if each.verdict == Verdict.FAILED]
-        names += [f"loss {each.step}" for each in run.losses if each.verdict == Verdict.FAILED]
-        verdict = "red" if names else "green"
-        if row.verdict == Verdict.ERROR:  # a break must not end the run
-            verdict = row.verdict
-            names = [row.note]
-        unexpected += verdict != ("red" if broken else "green")
-        print(console.line(BreakRow(name, broken, verdict, ", ".join(names))), flush=True)
-    print(f"\n{len(breaks)} runs, {unexpected or 'none'} not as expected")
-    return int(unexpected > 0)

@@ -1,7 +1,6 @@
 """The published formulas: a small model of a run's class, its batches, its first updates."""
 
 import zlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpt_lightning.cli import main
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, ArithmeticCheck, check_model
 
-BREAKS = Path(__file__).with_name("breaks.py")
 TANH = {"activation": "gelu_tanh"}
 GELU = {"activation": "gelu"}
 SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "vocab_size": 20}
@@ -179,40 +176,3 @@ def test_random_batches_are_nanogpts(name, tinyshakespeare):
     starts += [torch.randint(len(tokens) - T, (B,)).tolist() for _ in theirs["batches"][1:]]
     rows = [[np.stack([tokens[i + j : i + j + T] for i in s]) for j in (0, 1)] for s in starts]
     assert digests(rows) == theirs["batches"]
-
-
-# ---- the self-test -------------------------------------------------------------------------------
-
-
-def selftest(source: str, name: str = "mine.py") -> int:
-    Path(name).write_text(source)
-    return main(["reproduce", "--selftest", name])
-
-
-SOURCE = """
-from contextlib import nullcontext
-from unittest.mock import patch
-from gpt_lightning.model.gpt import MLP
-STEPS = ["--trainer.max_steps=1"]
-BREAKS = [{}]
-"""
-GREEN = '("gpt2-init", "{}", nullcontext(), STEPS)'
-RED = '("gpt2-init", "no MLP", patch.object(MLP, "forward", lambda self, x: x), STEPS)'
-STOPS = '("gpt2-init", "no shape", patch.object(MLP, "forward", lambda self, x: x[..., :3]), STEPS)'
-
-
-@pytest.mark.slow
-def test_the_selftest_fails_for_what_it_did_not_expect(own_folder, tinyshakespeare, capsys):
-    assert selftest(SOURCE.format(f"{GREEN.format('')}, {RED}")) == 0
-    assert "2 runs, none not as expected" in capsys.readouterr().out
-    wrong = f"{GREEN.format('unseen')}, {RED.replace('no MLP', '')}, {STOPS}"
-    assert selftest(SOURCE.format(wrong)) == 1
-    out = capsys.readouterr().out
-    assert "3 runs, 3 not as expected" in out
-    assert "RuntimeError" in out
-
-
-@pytest.mark.long
-def test_every_break_is_seen(own_folder, tinyshakespeare, capsys):
-    assert main(["reproduce", "--selftest", str(BREAKS)]) == 0
-    assert "86 runs, none not as expected" in capsys.readouterr().out
