@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import os
 import re
-import shlex
 import signal
 import sys
 import sysconfig
@@ -41,8 +40,6 @@ class Command(NamedTuple):
 TRAINING = "training.fit:run"
 TABLES = yaml_beside(__file__)
 COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
-# words of earlier versions -> what is typed instead, before the same options
-FORMER: dict[str, str] = TABLES["former"]
 
 
 def usage() -> str:
@@ -209,10 +206,6 @@ def dispatch(argv: list[str]) -> int:
     if help_asked or name in ("--version", "-V", "version"):
         print(usage() if help_asked else f"gpt-lightning {__version__}")
         return 0
-    for words in (" ".join(argv[:2]), name):
-        if words in FORMER:
-            instead = f"{FORMER[words]} {shlex.join(argv[len(words.split()) :])}".strip()
-            raise UserError(f"`{words}` has moved: type {instead}")
     if name not in COMMANDS:
         from gpt_lightning.hints import hint_at
 

@@ -9,7 +9,6 @@ import yaml
 
 from gpt_lightning.errors import one_line
 from gpt_lightning.files import Fields, yaml_beside
-from gpt_lightning.removed import REMOVED
 
 # sections of hints.yaml: words, instead, messages, expected, yaml
 HINTS: Fields = yaml_beside(__file__)
@@ -59,9 +58,8 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 
 def hint_at(word: str, options: Sequence[str]) -> str:
-    """Return the hint at the key of a word, or the fix of a removed key; else an empty string."""
-    removed = REMOVED.get(word, {}).get("fix")
-    if fix := HINTS["instead"].get(word.rpartition(".")[2], removed):
+    """Return the hint at the key of a word; else an empty string."""
+    if fix := HINTS["instead"].get(word.rpartition(".")[2]):
         return f": {fix}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""

@@ -25,7 +25,6 @@ from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, yaml_beside
-from gpt_lightning.removed import without_removed
 
 T = TypeVar("T")
 Seed = int
@@ -264,7 +263,7 @@ def checked(prefix: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that checks the arguments of `__init__` by their annotations.
 
     The class gets the values that the command line would give it (see `check_arguments`). In a
-    dataclass, `__post_init__` sees them. Keys of earlier versions are dropped or raise.
+    dataclass, `__post_init__` sees them.
 
     Args:
         prefix: Key before the names of the arguments, such as "model"; "" for none.
@@ -275,10 +274,9 @@ def checked(prefix: str) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(init)
         def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
-            known = without_removed(kwargs, f"{prefix}.")
-            for name in known.keys() - signature.parameters.keys():
+            for name in kwargs.keys() - signature.parameters.keys():
                 raise unknown_name(name, prefix, [*signature.parameters])
-            given = signature.bind(*args, **known)
+            given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             init(self, **check_arguments(kind, prefix, given.arguments))
 

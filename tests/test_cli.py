@@ -426,9 +426,3 @@ def test_a_rank_of_a_large_machine_waits_no_longer_than_a_few_seconds(monkeypatc
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert cli.print_error(UserError("wrong")) == 2
     assert waits[0] < waits[1] == waits[2] <= 4
-
-
-@pytest.mark.parametrize("words", cli.FORMER)
-def test_a_former_word_prints_the_new_command(words, capsys):
-    line = fails(capsys, *words.split(), "--out", "a b")
-    assert f"type {cli.FORMER[words]} --out 'a b'" in line

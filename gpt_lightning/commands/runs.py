@@ -27,7 +27,7 @@ PICTURES = (".png", ".svg", ".pdf")
 SAMPLES = 24  # samples on a page
 POINTS = 8_000  # points of all curves of a page, some 40 bytes each
 PAGE_BYTES = 1_000_000
-NOT_WRITTEN = "an earlier version trained it, which did not write it down"
+NOT_WRITTEN = "not known: the run has no timeline.jsonl"
 TITLE = "gpt-lightning plot"  # stands in each picture, and another one may replace those
 MARK = 'name="generator" content="gpt-lightning report"'  # the same for pages
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]

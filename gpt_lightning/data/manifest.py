@@ -165,7 +165,7 @@ def _checked(raw: Any) -> Manifest:
         raise ValueError(f"format version {raw['version']}, this program reads {VERSION}")
     splits = {k: tuple(_made(Shard, row) for row in rows) for k, rows in raw["splits"].items()}
     made = {"source": _made(TextOrigin, raw["source"]), "splits": splits}
-    found = _made(Manifest, {"text_bytes": {}} | raw | made)  # earlier versions have not counted
+    found = _made(Manifest, raw | made)
     if not isinstance(found.tokenizer, dict):
         raise TypeError(f"tokenizer is {found.tokenizer}, expected its name and settings")
     if not all(isinstance(n, int) and n >= 0 for n in found.text_bytes.values()):

@@ -164,9 +164,7 @@ class TokenStream:
         self._repair = repair_hint(folder)
         self._manifest = manifest
         self._shards = manifest.splits[split]
-        # the whole dataset's
-        facts = {key: value for key, value in vars(manifest).items() if key != "text_bytes"}
-        self.digest = json_digest(facts, sort_keys=True, default=vars)  # also of earlier versions
+        self.digest = json_digest(vars(manifest), sort_keys=True, default=vars)  # of all splits
         self._ends = np.cumsum(self.shard_tokens, dtype=np.int64)  # tokens up to each shard's end
         self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
         self.is_random = False  # True: windows are read here and there

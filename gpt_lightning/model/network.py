@@ -55,7 +55,6 @@ class Network:
         if value is None or isinstance(value, cls):
             return value
         facts = dict(value) if isinstance(value, dict) else {"class_path": value}
-        facts.pop("machine", None)  # key of version 0.1.0
         if isinstance(kind := facts.get("class_path"), type):
             facts |= {"class_path": f"{kind.__module__}.{kind.__qualname__}", "kind": kind}
         try:

@@ -42,7 +42,6 @@ from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, one_line, reason_of, warn
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
 from gpt_lightning.runs.settings import Settings
 
@@ -105,7 +104,7 @@ class RunRecord:
     @classmethod
     def read(cls, checkpoint: Fields) -> "RunRecord":
         """Return the record in Lightning's dict of a checkpoint."""
-        arguments = without_removed(checkpoint["hyper_parameters"], "model.", trained=True)
+        arguments = dict(checkpoint["hyper_parameters"])
         config = GPTConfig(**arguments.pop("config"))
         facts = dict(checkpoint["gpt_lightning"])
         for name in facts.pop("own", ()):

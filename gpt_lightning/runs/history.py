@@ -198,7 +198,7 @@ def read_changes(run: Path, kind: str = "settings") -> Fields:
 
     Args:
         run: Run folder.
-        kind: `facts` returns the facts of its sessions instead, which earlier versions do not have.
+        kind: `facts` returns the facts of its sessions instead.
 
     Raises:
         UserError: config.yaml or timeline.jsonl is damaged.

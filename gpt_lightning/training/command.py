@@ -24,7 +24,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from gpt_lightning import errors, parsing, removed
+from gpt_lightning import errors, parsing
 from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware import distributed as ranks
@@ -55,10 +55,10 @@ COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
-    """Parser of Lightning with errors of one line, which reads runs of earlier versions."""
+    """Parser of Lightning with errors of one line."""
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
-        return super().parse_string(flat(removed.edited(cfg_str)), *args, **kwargs)
+        return super().parse_string(flat(cfg_str), *args, **kwargs)
 
 
 # ---- subclasses of our classes ------------------------------------------------------------------

@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint
 from gpt_lightning.training.datamodule import token_data
@@ -39,8 +38,7 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
         if loader is not None:
             loader.load_state_dict(FIRST_BATCH)
         return
-    if fitting:  # raises for settings that this version cannot continue with
-        without_removed(checkpoint["hyper_parameters"], "model.")
+    if fitting:
         finders = LearningRateFinder | BatchSizeFinder
         if any(isinstance(callback, finders) for callback in trainer.callbacks):
             raise UserError(

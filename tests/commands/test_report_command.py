@@ -83,9 +83,9 @@ def test_a_loss_that_is_no_number_is_null():
 def test_one_point_and_no_samples_make_a_page_and_no_point_does_not(capsys):
     write_run(Path("one"), [3.0], sample=None)
     assert data_of(page_of("one"))["samples"] == [[]]
-    (Path("one") / "timeline.jsonl").unlink()  # an earlier version
+    (Path("one") / "timeline.jsonl").unlink()
     command = "What was trained, by which command, on which machine"
-    assert "earlier version" in table(data_of(page_of("one")), command)["command"][0]
+    assert "no timeline.jsonl" in table(data_of(page_of("one")), command)["command"][0]
     write_run(Path("none"), [])
     assert main(["report", "none"]) == 2
     assert "metrics.jsonl has no loss yet" in capsys.readouterr().err

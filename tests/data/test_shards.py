@@ -148,7 +148,6 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     **{
         f"no {field.name}": (edit(field.name), f"'{field.name}' is missing")
         for field in dataclasses.fields(Manifest)
-        if field.name != "text_bytes"  # earlier versions have none
     },
     "format unknown": (edit("format", to="parquet"), "format 'parquet'"),
     "bytes below 0": (edit("text_bytes", to={"train": -1}), "text_bytes is {'train': -1}"),

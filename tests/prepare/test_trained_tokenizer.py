@@ -146,18 +146,6 @@ def test_bits_per_byte_are_logged_and_listed(capsys):
     assert "bits_per_byte" in capsys.readouterr().out
 
 
-def test_a_dataset_of_an_earlier_version_has_no_bits_per_byte_and_resumes():
-    options = ("--data.tokenizer=bpe:300", "--trainer.max_steps=4")
-    assert fit("whole", *options) == 0
-    path = Path("data/my-bpe300/manifest.json")
-    path.write_text(
-        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "text_bytes"})
-    )
-    assert fit("whole", "--data.tokenizer=bpe:300", "--trainer.max_steps=8", "--resume=auto") == 0
-    assert [row["step"] for row in rows("whole") if "val/bits_per_byte" in row] == [4]
-    assert [row["step"] for row in rows("whole") if "val/loss" in row] == [4, 8]
-
-
 def test_a_split_of_empty_documents_can_be_read():
     documents(["", "", "document 1", "document 2"], "all.jsonl")  # the hash of "" is 0.079
     assert main(["prepare", "all.jsonl", "--out=all", "--val_fraction=0.08"]) == 0

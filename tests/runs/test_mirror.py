@@ -338,7 +338,7 @@ def test_a_useless_address_is_refused_before_anything_is_written(
     assert not [path for path in Path("lightning_logs").rglob("*") if path.is_file()]
 
 
-def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+def test_a_run_without_its_identity_is_refused(tmp_path):
     (tmp_path / "version_0").mkdir()
     with pytest.raises(UserError, match=r"has no run\.json"):
         Mirror("flaky://bucket/run/version_0").open(tmp_path / "version_0")
