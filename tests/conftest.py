@@ -51,7 +51,7 @@ def parsers() -> Iterator[None]:
     built: dict[Any, Any] = {}
 
     def prepare_once(self, klass, subcommand, **kwargs):
-        if len(self.subcommands()) > 1:  # help and completion of all commands change their parsers
+        if len(self.subcommands()) > 1:  # help of all commands changes their parsers
             return prepare(self, klass, subcommand, **kwargs)
         key = subcommand, *self.classes
         if key not in built:

@@ -299,7 +299,7 @@ def test_help_takes_a_command(capsys):
 
 
 def test_help_of_plain_functions_imports_nothing_heavy():
-    commands = ("prepare", "sample", "completion", "data")
+    commands = ("prepare", "sample", "data")
     code = (
         "import sys; from gpt_lightning.cli import main; "
         "[main([name, '--help']) for name in sys.argv[1:]];"
