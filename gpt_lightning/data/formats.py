@@ -1,13 +1,11 @@
-"""File formats of tokens: .npy, bare .bin of nanoGPT and Megatron-LM, llm.c's with a header.
+"""File formats of tokens: .npy, bare .bin of nanoGPT, llm.c's with a header.
 
 npy: our own and build-nanogpt's, one dimension of uint16 or uint32. nanogpt: uint16 without a
 header, one file a split, with the characters of the vocabulary in meta.pkl. llmc: llm.c's and
-modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. megatron: uint16
-or int32 without a header, whose type and lengths are in the .idx beside each .bin. All are
+modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. All are
 little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT,
 dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
-https://github.com/karpathy/build-nanogpt, megatron/core/datasets/indexed_dataset.py in
-https://github.com/NVIDIA/Megatron-LM.
+https://github.com/karpathy/build-nanogpt.
 
 A new format changes this file alone: its name in Format, a row of FORMATS, and the pattern of its
 files' names in SHARD_FILE.
@@ -36,9 +34,6 @@ LLMC_MAGIC, LLMC_VERSION = 20240520, 1
 LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
 HEAD_BYTES = 1024  # more than any header, and llm.c's own
 META = "meta.pkl"
-INDEX_MAGIC = b"MMIDIDX\0\0"
-INDEX_HEAD = struct.Struct("<9sQBQQ")  # magic, version, code of the type, sequences, documents
-INDEX_TYPES = {4: "uint32", 8: "uint16"}  # int32 without negative numbers is uint32
 
 
 class ShardError(Exception):
@@ -140,38 +135,6 @@ def _read_llmc(head: bytes, size: int | None, expected: np.dtype) -> Header:
     return Header(count, np.dtype("<u2"), HEAD_BYTES)
 
 
-def _read_megatron(head: bytes, size: int | None, expected: np.dtype) -> Header:
-    return Header((size or 0) // expected.itemsize, expected, 0)
-
-
-def read_index(path: Path, bin_size: int | None) -> Header:
-    """Return the tokens that a .idx of Megatron-LM promises for the .bin beside it, and their type.
-
-    Args:
-        path: Path of the .idx.
-        bin_size: Bytes of the .bin; None if there is none.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The file is something else, or the .bin has another size.
-    """
-    with open(path, "rb") as file:
-        head = file.read(INDEX_HEAD.size).ljust(INDEX_HEAD.size, b"\0")
-    magic, version, code, n_sequences, n_documents = INDEX_HEAD.unpack(head)
-    if (magic, version) != (INDEX_MAGIC, 1) or code not in INDEX_TYPES:
-        expected = f"expected {INDEX_MAGIC!r}, version 1 and type 8 (uint16) or 4 (int32)"
-        raise ShardError(f"{expected}, found {magic!r}, {version} and {code}")
-    # int32 lengths and int64 offsets of the sequences, int64 ends of the documents
-    promised = INDEX_HEAD.size + 12 * n_sequences + 8 * n_documents
-    if (size := path.stat().st_size) != promised:
-        raise ShardError(f"expected {promised:,} bytes, as its header promises, found {size:,}")
-    lengths = np.memmap(path, "<i4", "r", INDEX_HEAD.size, n_sequences)
-    header = Header(int(lengths.sum(dtype=np.int64)), np.dtype(INDEX_TYPES[code]), 0)
-    if bin_size != (promised := header.tokens * header.dtype.itemsize):
-        raise ShardError(f"expected {promised:,} bytes in the .bin, found {bin_size or 'none'}")
-    return header
-
-
 FORMATS = {
     # train_00000.npy without a prefix is our own shard, whose manifest is lost
     "npy": TokenFormat(
@@ -186,8 +149,6 @@ FORMATS = {
     "nanogpt": TokenFormat(
         "{split}.bin", r"()(train|val|test)()\.bin", lambda *_: b"", _read_bare, is_one_file=True
     ),
-    # a .bin is one if its .idx is there
-    "megatron": TokenFormat("{split}_{index}.bin", "(?!)", lambda *_: b"", _read_megatron),
 }
 # names from file_name, and of the files besides the shards
 SHARD_FILE = re.compile(

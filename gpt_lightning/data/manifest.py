@@ -1,6 +1,6 @@
 """Contents of a dataset: manifest.json, or what the files of another program say.
 
-Other programs are nanoGPT, llm.c, modded-nanogpt, build-nanogpt and Megatron-LM.
+Other programs are nanoGPT, llm.c, modded-nanogpt and build-nanogpt.
 """
 
 import contextlib
@@ -23,10 +23,9 @@ from gpt_lightning.data.formats import (
     Header,
     ShardError,
     checked_header,
-    read_index,
     read_meta,
 )
-from gpt_lightning.data.tokenizers import build_tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, explained, write_atomic
 
@@ -38,12 +37,10 @@ USUAL |= {"split_by": "hash", "shuffle": None, "errors": "strict", "shard_tokens
 USUAL |= {"format": "npy"}
 CHECK_READ = "check its permissions and the disk"
 GPT2_VOCAB_SIZE = 50257
-DTYPE = "uint16"  # all other programs but Megatron-LM have it
+DTYPE = "uint16"  # of all other programs
 Sizes = dict[str, int | None]  # bytes of files by name; None: unknown
 Heads = Callable[[Sequence[str]], Iterable[bytes]]  # names -> first HEAD_BYTES of each file
 SPLITS = ("train", "val", "test")
-# words in the name of a .bin of Megatron-LM
-SPLIT_WORDS = dict(zip(SPLITS, SPLITS, strict=True)) | {"valid": "val", "validation": "val"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Manifest:
         source: Text that the dataset was made from.
         settings: Further settings that decided the bytes, such as val_fraction.
         splits: Split name -> its shards in the order of the text.
-        format: Format of all shard files: npy, nanogpt, llmc or megatron.
+        format: Format of all shard files: npy, nanogpt or llmc.
         version: Version of the manifest's format.
         text_bytes: Split name -> bytes of its text in UTF-8; empty if they are unknown.
     """
@@ -134,8 +131,7 @@ class Manifest:
 def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
-        other = ", or put the tokenizer.json of its tokens there" * any(folder.glob("*.idx"))
-        return f"download the file again, or make it again with the program that made it{other}"
+        return "download the file again, or make it again with the program that made it"
     made = {"tokenizer": "NAME"}  # it is not known if the manifest is damaged
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         raw = json.loads((folder / MANIFEST).read_bytes())
@@ -201,9 +197,8 @@ def detect_dataset(folder: Path) -> Manifest:
     """Return a manifest for a folder that has none; its shards have no digests.
 
     nanoGPT's train.bin and val.bin, with meta.pkl for characters; llm.c's and modded-nanogpt's
-    *_train_*.bin and *_val_*.bin; build-nanogpt's *_train_*.npy and *_val_*.npy; Megatron-LM's .bin
-    with a .idx. Without meta.pkl, and without the tokenizer.json of Megatron-LM's, the tokens are
-    GPT-2's. Headers, sizes and counts are checked, tokens are not.
+    *_train_*.bin and *_val_*.bin; build-nanogpt's *_train_*.npy and *_val_*.npy. Without
+    meta.pkl the tokens are GPT-2's. Headers, sizes and counts are checked, tokens are not.
 
     Raises:
         UserError: There are no such files, files of two kinds, a gap in the shards' numbers, or a
@@ -215,14 +210,12 @@ def detect_dataset(folder: Path) -> Manifest:
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
     entries = [path for path in entries if path.is_file()]  # a pipe may never end
     sizes: Sizes = {path.name: path.stat().st_size for path in entries}
-    if indexes := [path for path in entries if path.suffix == ".idx"]:
-        return _megatron(folder, indexes, sizes)
     names = list(filter(_match, sizes))
     if not names:
         out = "DIR" if folder.exists() else shlex.quote(str(folder))  # it may hold other files
         raise UserError(
             f"{folder} is not a prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
-            "llm.c, build-nanogpt or Megatron-LM: make one with "
+            "llm.c or build-nanogpt: make one with "
             f"`gpt-lightning prepare SOURCE --out {out}`"
         )
 
@@ -234,34 +227,6 @@ def detect_dataset(folder: Path) -> Manifest:
     has_characters = META in sizes and not any(map(_numbered, names))
     characters = read_meta(folder / META) if has_characters else None
     return _detected(str(folder), names, names, sizes, heads, characters, repair_hint(folder))
-
-
-def _megatron(folder: Path, indexes: Sequence[Path], sizes: Sizes) -> Manifest:
-    """Return the manifest of Megatron-LM's .bin, of which the .idx are read.
-
-    A word of a file's name decides its split, for example valid; files without one are for
-    training.
-    """
-    splits: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    dtype = ""
-    for index in indexes:
-        name = index.with_suffix(".bin").name
-        try:
-            with explained("read", index, CHECK_READ):
-                header = read_index(index, sizes.get(name))
-            dtype = dtype or header.dtype.name
-            if header.dtype != dtype:
-                raise ShardError(f"expected {dtype} as in {indexes[0].name}, found {header.dtype}")
-        except ShardError as fault:
-            raise UserError(f"{index}: {fault}; {repair_hint(folder)}") from fault
-        words = re.split("[_.-]", index.stem.lower())
-        split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
-        splits[split].append(Shard(name, header.tokens, ""))
-    own = folder / "tokenizer.json"
-    tokenizer = build_tokenizer(str(own) if own.exists() else "gpt2")
-    found = {split: tuple(shards) for split, shards in splits.items() if shards}
-    source = TextOrigin("megatron", sum(sizes[f"{p.stem}.bin"] or 0 for p in indexes), "")
-    return Manifest(tokenizer.spec(), tokenizer.vocab_size, dtype, source, {}, found, "megatron")
 
 
 def remote_dataset(url: str, sizes: Sizes, heads: Heads) -> Manifest:

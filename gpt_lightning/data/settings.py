@@ -22,9 +22,9 @@ class DataSettings:
     types as those from the command line are.
 
     Args:
-        dataset: Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c, build-nanogpt or
-            Megatron-LM), its name under data_dir, or a URL (s3://, gs://, hf://, https://) of such
-            shards, except Megatron-LM's.
+        dataset: Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c or
+            build-nanogpt), its name under data_dir, or a URL (s3://, gs://, hf://, https://) of
+            such shards.
         corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use.
         text_file: Path of a UTF-8 text; prepared on first use.
         tokenizer: Tokenizer of corpus or text_file: char, byte, a tiktoken encoding, or bpe:8192,

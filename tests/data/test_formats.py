@@ -1,9 +1,7 @@
 import builtins
 import os
 import pickle
-import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from prepared import llmc_bytes, random_tokens
 
-from gpt_lightning.commands.export import tokenizer_files
 from gpt_lightning.data import manifest as manifest_module
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import FORMATS, extras, file_header, file_name, mapped, read_meta
@@ -160,28 +157,7 @@ def build_nanogpt(folder: Path, splits: dict[str, np.ndarray]) -> None:
         np.save(folder / f"edufineweb_train_{index:06d}", part)
 
 
-def megatron(
-    folder: Path, splits: dict[str, np.ndarray], dtype: str = "uint16", **fields: int
-) -> None:
-    """Write three sequences in two documents a file, as Megatron-LM's preprocess_data does."""
-    names = {"train": ("a_text_document", "b_text_document"), "val": ("my_valid_text_document",)}
-    for split, tokens in splits.items():
-        for name, part in zip(names[split], np.array_split(tokens, len(names[split])), strict=True):
-            part.astype(dtype).tofile(folder / f"{name}.bin")
-            lengths = [len(part) // 3, len(part) // 2, len(part) - len(part) // 3 - len(part) // 2]
-            offsets = np.dtype(dtype).itemsize * np.cumsum([0, *lengths[:-1]])
-            code = fields.get("code", {"int32": 4, "uint16": 8}.get(dtype, 5))
-            (folder / f"{name}.idx").write_bytes(
-                b"MMIDIDX\0\0"
-                + struct.pack("<QBQQ", fields.get("version", 1), code, 3, 3)
-                + np.array(lengths, np.int32).tobytes()
-                + offsets.astype(np.int64).tobytes()
-                + np.array([0, 2, 3], np.int64).tobytes()
-            )
-
-
 PROGRAMS = {"nanogpt": nanogpt, "llmc": llmc, "modded": modded, "build-nanogpt": build_nanogpt}
-PROGRAMS |= {"megatron": megatron, "megatron-int32": partial(megatron, dtype="int32")}
 
 
 def read_back(folder: Path) -> dict[str, np.ndarray]:
@@ -271,46 +247,6 @@ def test_all_damaged_files_are_named(tmp_path: Path) -> None:
         swap(name, GOOD[:-1])(tmp_path)
     with pytest.raises(UserError, match=f"in {T2} 1,123 bytes.*in {T3} 1,123 bytes"):
         load_manifest(tmp_path)
-
-
-A = "a_text_document"
-MEGATRON_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "magic": (swap(f"{A}.idx", b"TNTIDX" + bytes(70)), r"a_\S*idx: expected .* found b.* and"),
-    "empty": (swap(f"{A}.idx", b""), r"a_\S*idx: expected .* found b.* and"),
-    "version": (lambda f: megatron(f, TRAIN, version=2), "expected b.*, found b.*, 2 and 8"),
-    "int64": (lambda f: megatron(f, TRAIN, "int64"), r"found b.*, 1 and 5"),
-    "two types": (lambda f: megatron(f, VAL, "int32"), r"my_\S*idx: expected uint16 .* uint32"),
-    "short bin": (swap(f"{A}.bin", b"12"), r"a_\S*idx: expected 600 bytes in the .bin, found 2"),
-    "no bin": (lambda f: (f / f"{A}.bin").unlink(), "expected 600 bytes in the .bin, found none"),
-    "no idx": (lambda f: (f / f"{A}.idx").unlink(), r"a_\S*bin: expected 2 shards, found this"),
-    "cut idx": (lambda f: os.truncate(f / f"{A}.idx", 93), "expected 94 bytes, .*, found 93"),
-    "negative": (
-        lambda f: megatron(f, {"train": np.array([3, -1, 4, 4]), "val": np.arange(6)}, "int32"),
-        r"token 4,294,967,295 at position 1; .*put the tokenizer\.json of its tokens there",
-    ),
-}
-TRAIN, VAL = {"train": random_tokens(600)}, {"val": random_tokens(50)}
-
-
-@pytest.mark.parametrize("kind", MEGATRON_DAMAGE)
-def test_damage_of_megatrons_files_is_found_at_start(kind: str, tmp_path: Path) -> None:
-    megatron(tmp_path, TRAIN | VAL)
-    assert load_manifest(tmp_path).tokens("train") == 600
-    damage, found = MEGATRON_DAMAGE[kind]
-    damage(tmp_path)
-    with pytest.raises(UserError, match=f"{tmp_path}.*{found}") as caught:
-        load_manifest(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_json_names_megatrons_ids(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    content = tokenizer_files(build_tokenizer("gpt2"), 1024)["tokenizer.json"]
-    content = content.replace("<|endoftext|>", "<|end_of_text|>")  # Llama 3's
-    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    megatron(tmp_path, TRAIN | VAL, "int32")
-    manifest = load_manifest(tmp_path)
-    assert (manifest.tokenizer["json"], manifest.dtype) == (content, "uint32")
 
 
 @pytest.mark.parametrize(
