@@ -1,15 +1,10 @@
 """The average of EMAWeightAveraging, and the banner's notes about what the run leaves out."""
 
-from pathlib import Path
-
 import pytest
-import torch
 from lightning.pytorch import callbacks as cb
 from tiny_fit import TINY_RUN, rows
 
 from gpt_lightning.cli import main
-from gpt_lightning.runs.checkpoint import read_checkpoint
-from gpt_lightning.training.callbacks.average import EMA
 from gpt_lightning.training.fit import default_callbacks, run_cli
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
@@ -38,14 +33,6 @@ def test_validate_gives_the_value_of_the_average(capsys):
     capsys.readouterr()
     assert main(["validate", *BASE, "--ckpt_path=lightning_logs/ema/version_0"]) == 0
     assert f"validation loss {run['val/loss']:.4f}" in capsys.readouterr().out
-
-
-def test_our_average_is_lightnings():
-    theirs, ours = fit("theirs", cb.EMAWeightAveraging(decay=0.5)), fit("ours", EMA(decay=0.5))
-    assert ours["val/loss"] == pytest.approx(theirs["val/loss"], rel=1e-6)
-    ends = [Path(f"lightning_logs/{n}/version_0/checkpoints").glob("*") for n in ("theirs", "ours")]
-    pairs = zip(*(read_checkpoint(next(end)).weights.values() for end in ends), strict=True)
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-7) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
