@@ -93,7 +93,7 @@ def versions() -> Iterator[Line]:
 
 
 def packages() -> Iterator[Line]:
-    """Yield what extras lack, and private names that packages lack."""
+    """Yield what extras lack."""
     here = {plain(found.name) for found in metadata.distributions()}
     missing: dict[str, list[str]] = {}
     for requirement in metadata.requires("gpt-lightning") or []:
@@ -105,7 +105,6 @@ def packages() -> Iterator[Line]:
             yield "note", name, f"pip install {' '.join(gap)}"
         else:
             yield "ok", name, "installed"
-    yield from (("note", "private names", line) for line in device.missing_names())
 
 
 def folders() -> Iterator[Line]:

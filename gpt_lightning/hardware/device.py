@@ -13,16 +13,13 @@ import subprocess
 import sys
 import time
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from packaging.requirements import Requirement
 
 from gpt_lightning import __version__
-from gpt_lightning.files import yaml_beside
 
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
@@ -263,26 +260,4 @@ def untried_versions() -> list[str]:
     tried = [line.rpartition(" ")[2] for line in facts.get_all("Classifier", []) if "3." in line]
     if python not in tried:
         lines.append(f"Python {python} (tried: {', '.join(tried)})")
-    return lines
-
-
-def missing_names(loaded: bool = False) -> list[str]:
-    """Return a line for each private name that its library lacks here: what happens without it.
-
-    Args:
-        loaded: True to look only into modules that this process has imported.
-    """
-    lines = []
-    for name, row in yaml_beside(Path(__file__).parent, "private_names.yaml").items():
-        of, module = row["of"], row["of"].partition(":")[0]
-        if (loaded and module not in sys.modules) or find_spec(module.partition(".")[0]) is None:
-            continue
-        try:
-            owner = resolve_name(of)
-            code = getattr(owner, "__code__", None) or getattr(owner.__init__, "__code__", None)
-            found = hasattr(owner, name) or name in of or (code and name in code.co_names)
-        except (ImportError, AttributeError):
-            found = False
-        if not found:
-            lines.append(f"{name} is missing in {of}: {row['without']}")
     return lines

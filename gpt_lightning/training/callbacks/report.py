@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.hardware.device import device_name, missing_names, untried_versions
+from gpt_lightning.hardware.device import device_name, untried_versions
 from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
@@ -84,8 +84,7 @@ class RunReport(Callback):
             facts["optimizer"] = f"configure_optimizers of {type(module).__name__}"
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": speed.peak_line if speed else ""}
-        facts["not tried"] = ", ".join(untried_versions())
-        return facts | {"missing": "; ".join(missing_names(loaded=True))}
+        return facts | {"not tried": ", ".join(untried_versions())}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.trained = True
