@@ -22,16 +22,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 TINY = [*TINY_FIT, "--data.batch_size=4", "--trainer.max_steps=2", "--run_name=a run"]
 
 
-def test_the_banner_has_a_line_for_a_private_name_that_is_missing(monkeypatch, capsys):
-    """Lightning's progress is the same without it."""
-    assert main(["fit", *TINY]) == 0
-    assert "\nmissing" not in capsys.readouterr().out
-    monkeypatch.delattr("torch.cuda.memory._dump_snapshot")
-    assert main(["fit", *TINY]) == 0
-    (line,) = re.findall(r"^missing .*$", capsys.readouterr().out, re.M)
-    assert "_dump_snapshot" in line
-
-
 def test_the_command_to_sample_works_as_it_is_printed(capsys):
     assert main(["fit", *TINY]) == 0
     printed = re.search(r"^sample +(.*)$", capsys.readouterr().out, re.M)[1]
