@@ -60,6 +60,15 @@ class RunPaths:
         run = cls(path.absolute().parent.parent)
         return run if run.checkpoints == path.absolute().parent else None
 
+    def name_folder(self) -> Path:
+        """Return the folder of the run's name, where its evaluations are: lightning_logs/RUN_NAME.
+
+        A run that is not named version_N was moved, and has them inside.
+        """
+        run = self.run.resolve() if self.run.is_symlink() else self.run.absolute()
+        folder = run.parent if newest_versions([run.name]) else run
+        return Path(os.path.relpath(folder))
+
     def saved(self) -> "list[Saved]":
         """Return the checkpoints of the run, the highest step first."""
         return saved_checkpoints(self.checkpoints)

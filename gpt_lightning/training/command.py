@@ -186,6 +186,8 @@ class GPTCLI(LightningCLI):
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.resume_record: RunRecord | None = None
         self.argv: list[str] = kwargs["args"]
+        words = parsing.joined(self.argv)
+        self.configs = [w.removeprefix("--config=") for w in words if w.startswith("--config=")]
         kwargs["save_config_kwargs"] = {"argv": self.argv}
         kwargs["args"] = keys = [as_key(word) for word in parsing.joined(self.argv)]
         self.classes = [class_of(*each, keys) for each in zip(INSTEAD, args, strict=True)]
@@ -302,6 +304,8 @@ class GPTCLI(LightningCLI):
         inside = run and run.absolute().parents[1] == self.runs.absolute()  # no copy elsewhere
         if run and inside and typed and config.run_name != run.parent.name:
             raise UserError(f"--run_name has no effect on {run}: leave it out")
+        if run and not typed:
+            config.run_name = RunPaths(run).name_folder().name  # it may have been renamed
         config.resume = "never"
         if found:
             checkpoint = read_checkpoint(found)
@@ -313,8 +317,7 @@ class GPTCLI(LightningCLI):
 
     def run_name(self, config: Any) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
-        files = [word for word in parsing.joined(self.argv) if word.startswith("--config=")]
-        first = files[0].removeprefix("--config=") if files else "gpt"
+        first = self.configs[0] if self.configs else "gpt"
         name = config.run_name or Path(first).stem
         plain = name.isprintable() and name == name.strip() and name != ".."
         if name != Path(name).name or not plain:
@@ -341,10 +344,27 @@ class GPTCLI(LightningCLI):
         ranks.supervise(trainer.strategy)
         return trainer
 
+    def _name_folder(self, config: Any) -> Path:
+        """Return the folder of a new run: that of its name, or of the run that is evaluated."""
+        named = self.runs / config.run_name
+        run = RunPaths.of_checkpoint(self.ckpt_path) if self.ckpt_path else None
+        if not run or self.subcommand == "fit" or not run.config.exists() or not self.configs:
+            return named
+        if Path(self.configs[0]).resolve() != run.config.resolve():  # only its weights are used
+            return named
+        # the run's folder may have been renamed or moved; what this command says has precedence
+        own = parsing.read_config(run.config)
+        root = (own.get("trainer") or {}).get("default_root_dir")
+        changed = (own.get("run_name"), root) != (config.run_name, config.trainer.default_root_dir)
+        typed = parsing.typed_values(self.argv)
+        if changed or "run_name" in typed or "trainer.default_root_dir" in typed:
+            return named
+        return run.name_folder()
+
     def _loggers(self, config: Any) -> list[Logger]:
         """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
-        runs = self.run_folder.parent if self.run_folder else self.runs / config.run_name
+        runs = self.run_folder.parent if self.run_folder else self._name_folder(config)
         claim = None
         if self.mirrored and not config.trainer.fast_dev_run:
             from gpt_lightning.runs.mirror import mirror_of

@@ -96,8 +96,6 @@ def with_run(argv: list[str]) -> list[str]:
         one = address.is_file() or WORDS[0] in words
         return ["fit", *options, f"--resume={chosen if one else run}", *rest]
     options += [f"--ckpt_path={chosen}", "--model.init_from=null"]  # the checkpoint has all weights
-    if folder := logs_parent(run):  # the results are written beside the run
-        options += [f"--trainer.default_root_dir={os.path.relpath(folder)}"]
     return [command, *quiet, *options, *rest]
 
 

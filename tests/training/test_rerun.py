@@ -1,6 +1,8 @@
 """`COMMAND RUN`: the arguments that stand for a run, and that they do what --config does."""
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import read_config
 from gpt_lightning.runs.history import read_changes
 from gpt_lightning.training.rerun import with_run
 
@@ -44,9 +47,7 @@ def test_an_evaluation_has_the_settings_and_the_checkpoint_of_the_run(
     seed = ["--seed_everything", "1"]
     found = with_run(["validate", *seed, address, *options, "-c", "more.yaml"])
     expected = [f"--config={RUN}/config.yaml", f"--ckpt_path={file}", "--model.init_from=null"]
-    root = ["--trainer.default_root_dir=."]  # the results are beside the run
-    rest = ["--seed_everything=1", "--config=more.yaml"]
-    assert found == ["validate", QUIET, *expected, *root, *rest]
+    assert found == ["validate", QUIET, *expected, "--seed_everything=1", "--config=more.yaml"]
 
 
 def test_a_file_is_that_checkpoint_of_its_run(project):
@@ -176,3 +177,31 @@ def test_a_run_is_evaluated_and_continued_by_its_name(tmp_path, monkeypatch, cap
     (more,) = re.findall("`.*gpt-lightning (.*)`", line)
     assert main(more.split()) == 0
     assert read_changes(Path(run))["trainer.max_steps"] == "8 -> 12 at step 8 -> 24 at step 12"
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_the_results_are_beside_the_run_that_is_given_whatever_its_name_was(tmp_path, monkeypatch):
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=4"]) == 0
+    logs, elsewhere = Path("lightning_logs"), Path("elsewhere")
+    shutil.copytree(logs / "run", logs / "copy")
+    shutil.copytree(logs / "run", elsewhere / "run")
+    shutil.copytree(logs / "run/version_0", logs / "copy/version_1")
+    shutil.copytree(logs / "run/version_0", elsewhere / "kept")
+    (logs / "link").symlink_to("copy")
+    Path("newest").symlink_to(logs / "copy/version_0")
+    for given, results in (
+        (logs / "copy", logs / "copy/validate_0"),  # its newest version
+        (logs / "copy/version_0", logs / "copy/validate_1"),
+        (logs / "link/version_0", logs / "copy/validate_2"),
+        (Path("newest"), logs / "copy/validate_3"),
+        (elsewhere / "run", elsewhere / "run/validate_0"),
+        (elsewhere / "kept", elsewhere / "kept/validate_0"),
+    ):
+        assert main(["validate", str(given)]) == 0
+        assert (results / "metrics.jsonl").is_file()
+    assert main(["validate", str(logs / "copy"), "--run_name=run"]) == 0
+    assert (logs / "run/validate_0/metrics.jsonl").is_file()  # what is typed has precedence
+    assert main(["resume", str(logs / "copy/version_0"), "--trainer.max_steps=8"]) == 0
+    assert read_config(logs / "copy/version_0/config.yaml")["run_name"] == "copy"
+    assert sorted(os.listdir(logs / "run")) == ["validate_0", "version_0"]
+    assert sorted(os.listdir(logs)) == ["copy", "link", "run"]
