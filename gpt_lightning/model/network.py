@@ -9,10 +9,8 @@ import importlib
 import json
 import shlex
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import PathFinder
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -36,13 +34,11 @@ class Network:
     Attributes:
         class_path: Module and name of the class.
         init_args: Arguments of the class after the configuration: numbers, words, lists, dicts.
-        folder: Folder of the module, which is searched after Python's own; None: the current one.
         kind: The class, if it was given itself.
     """
 
     class_path: str
     init_args: Fields = field(default_factory=dict)
-    folder: str | None = None
     kind: type | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -59,7 +55,7 @@ class Network:
             facts |= {"class_path": f"{kind.__module__}.{kind.__qualname__}", "kind": kind}
         try:
             found = cls(**facts)
-            json.dumps(found.settings())
+            json.dumps(found.record())
             path = found.class_path.split(".")
             assert found.kind or (len(path) > 1 and all(map(str.isidentifier, path)))
             assert isinstance(found.init_args, dict)
@@ -68,31 +64,11 @@ class Network:
         return found
 
     def record(self) -> Fields:
-        """Return what a checkpoint says about it."""
+        """Return the value of model.network in a checkpoint and in config.yaml."""
         return {"class_path": self.class_path, "init_args": self.init_args}
 
-    def settings(self) -> Fields:
-        """Return the value of model.network in config.yaml."""
-        return self.record() | {"folder": self.folder}
-
-    def located(self, folders: Iterable[Path]) -> "Network":
-        """Return the network with the folder of its module on this machine; imports nothing.
-
-        Args:
-            folders: Folders after the network's own.
-        """
-        own = [Path(self.folder)] if self.folder else []
-        top = self.class_path.partition(".")[0]
-        # `python -m` has the current folder on the search path, another process may not
-        searched = [path for path in sys.path if Path(path).absolute() != Path.cwd()]
-        installed = PathFinder.find_spec(top, searched)
-        candidates = [] if installed else [*own, *folders, Path.cwd()]
-        places = (str(folder.absolute()) for folder in candidates)
-        found = next((place for place in places if PathFinder.find_spec(top, [place])), None)
-        return replace(self, folder=found)
-
     def load(self) -> type[nn.Module]:
-        """Import the class; its folder is on Python's search path meanwhile.
+        """Import the class, of an installed package or from the current folder.
 
         Raises:
             UserError: There is no such module or class, or importing it fails.
@@ -100,7 +76,7 @@ class Network:
         if self.kind:
             return self.kind
         module, _, name = self.class_path.rpartition(".")
-        folder = self.folder or str(Path.cwd())
+        folder = str(Path.cwd())
         sys.path.append(folder)
         try:
             importlib.invalidate_caches()
@@ -108,17 +84,10 @@ class Network:
         except (Exception, SystemExit) as error:  # any code may raise any error
             raise UserError(
                 f"model.network {self.class_path} cannot be imported ({cause(error)}): name a "
-                "class of an installed package, or of a file beside the configuration or in the "
-                "current folder"
+                "class of an installed package, or of a file in the current folder"
             ) from error
         finally:
             sys.path.remove(folder)
-        file = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
-        if self.folder and file and Path(self.folder) not in Path(file).parents:
-            raise UserError(
-                f"model.network {self.class_path}: this process has imported {file}, and not the "
-                f"module in {self.folder}: rename one of the two"
-            )
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise UserError(f"model.network {self.class_path} is no nn.Module; {EXPECTED}")
         return kind

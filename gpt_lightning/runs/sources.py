@@ -1,18 +1,14 @@
 """Trained models: runs and checkpoints of this program, Hugging Face's formats, and nanoGPT's."""
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import platformdirs
-import yaml
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, difference, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, sha256, write_atomic
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model import huggingface
@@ -27,7 +23,7 @@ from gpt_lightning.model.weights import (
     read_nanogpt,
 )
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
-from gpt_lightning.runs.folders import RunPaths, find_checkpoint, sort_saved
+from gpt_lightning.runs.folders import find_checkpoint, sort_saved
 
 GPT2_VOCABULARIES = (50257, 50304)  # published files, and padded to a multiple of 64
 
@@ -42,7 +38,7 @@ def read_source(
             newest is taken; the URL of one of these; ckpt.pt of nanoGPT; a folder in Hugging Face's
             format, or a file .safetensors or .bin; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, which
             are downloaded once (write ./gpt2 for a folder of that name).
-        network: Network of one's own that has these weights; None: that of `network_of_run`.
+        network: Network of one's own that has these weights; None: GPT.
         gpt_for: Command or key that takes the weights of a GPT alone.
 
     Raises:
@@ -75,32 +71,8 @@ def read_source(
             "takes those of a GPT alone"
         )
     if theirs and not network:
-        network = network_of_run(path)
-        if not network or network.record() != theirs:
-            raise missing_network(str(source), theirs)
+        raise missing_network(str(source), theirs)
     return dataclasses.replace(found, network=network)
-
-
-def note_of_run(run: Path) -> Path:
-    """Return the file of the network of a run folder: no file of the folder lets code run."""
-    digest = sha256(bytes(run.resolve()))
-    return platformdirs.user_cache_path("gpt-lightning") / "networks" / f"{digest}.yaml"
-
-
-def note_network(run: Path, network: Network) -> None:
-    """Write down, in the user's cache, that this user trains a network in a run folder."""
-    with suppress(UserError):  # --model.network names the network where no cache can be written
-        write_atomic(note_of_run(run), yaml.safe_dump(network.settings()).encode())
-
-
-def network_of_run(checkpoint: Path) -> Network | None:
-    """Return the network that this user has trained in the run folder of a checkpoint.
-
-    None if there is none, and in a copy of a run or a run of another user.
-    """
-    run = RunPaths.of_checkpoint(checkpoint)
-    note = note_of_run(run.run) if run else None
-    return Network.of(yaml.safe_load(note.read_bytes())) if note and note.is_file() else None
 
 
 def find_model(source: str | Path) -> Path:

@@ -139,10 +139,6 @@ class SaveConfig(SaveConfigCallback):
             self.text = self.parser.dump(self.config, skip_none=False)
             if folder := steps.run_folder(trainer):
                 write_atomic(folder / self.config_filename, self.text.encode())
-                if network := self.config.model.network:
-                    from gpt_lightning.runs.sources import note_network  # only these runs need it
-
-                    note_network(folder, network)
 
     on_validation_start = on_predict_start = on_test_start
 
@@ -249,10 +245,6 @@ class GPTCLI(LightningCLI):
         limit = f"limit_{str(self.subcommand).replace('validate', 'val')}_batches"
         if self.subcommand != "fit" and trainer[limit] == 0:
             raise UserError(f"trainer.{limit} is 0, which leaves no batch: set it to 1 or more")
-        if config.model.network:
-            beside = [Path(path).absolute().parent for path in config.config or []]
-            beside = [f for f in beside if not RunPaths(f).checkpoints.is_dir()]  # may be a copy
-            config.model.network = config.model.network.located(beside)
         for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():
                 if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpt_lightning.training.keywords import ModelArguments
 
 # jsonargparse would import the class of a dict with a class_path, while it parses
-register_type(Network, serializer=Network.settings, deserializer=Network.of)
+register_type(Network, serializer=Network.record, deserializer=Network.of)
 MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
 

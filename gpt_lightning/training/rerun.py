@@ -74,11 +74,9 @@ def with_run(argv: list[str]) -> list[str]:
     settings = read_config(path)
     network = (settings.get("model") or {}).get("network")
     if network and not any(word.startswith("--model.network") for word in words):
-        from gpt_lightning.model.network import Network, missing_network  # such models only
-        from gpt_lightning.runs.sources import network_of_run
+        from gpt_lightning.model.network import missing_network  # such models only
 
-        if network_of_run(chosen) != Network.of(network):
-            raise missing_network(str(run), network)
+        raise missing_network(str(run), network)
     options = [f"--config={path}", *relocated(run, settings)]
     others = [f"data.{source}" for source in SOURCES if f"data.{source}" not in typed]
     if len(others) < len(SOURCES):  # the data given replaces the run's

@@ -356,10 +356,10 @@ def test_a_run_of_the_network_is_sampled_validated_and_not_exported(text_file, t
     assert main(["fit", *TINY_FIT, *shape, *short, "--model.optimizer=muon"]) == 0
     run = "lightning_logs/run/version_0"
     assert read_events(Path(run))[-1]["seconds"]["train"] >= 0.0
-    model, _ = load_model(run)
+    model, _ = load_model(run, network=SpeedrunGPT)
     assert isinstance(model, SpeedrunGPT)
-    assert main(["sample", run, "--max_new_tokens=20", "--device=cpu"]) == 0
-    assert main(["validate", run]) == 0
+    assert main(["sample", run, network, "--max_new_tokens=20", "--device=cpu"]) == 0
+    assert main(["validate", run, network]) == 0
     capsys.readouterr()
     assert main(["export", run, "--to", "out"]) == 2
     assert "experiments.speedrun.model.SpeedrunGPT" in capsys.readouterr().err
