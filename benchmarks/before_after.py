@@ -5,12 +5,15 @@
     python benchmarks/before_after.py record . after.json
     python benchmarks/before_after.py compare before.json after.json
     python benchmarks/before_after.py times ../before .
+    python benchmarks/before_after.py breaks .
 
 `record` runs the command line of a checkout and writes, for each case of RUNS, all columns of
 metrics.jsonl except times, and the SHA-256 of the weights and of the optimizer's state; for each
 case of TEXTS the SHA-256 of the tokens of each split. `compare` prints the differences and ends
 with exit code 1 if there are any. `times` measures steps in turn: both programs stay alive, and
-one is stopped while the other computes a block of steps.
+one is stopped while the other computes a block of steps. `breaks` changes one line of the package
+at a time (breaks.yaml), in a copy, and counts the changes that the tests see: first the tests that
+saw them at cdaedf43, then all tests of their folders.
 
 Only the command line and the contents of files are used, so that nothing here depends on names in
 the package. Tiny Shakespeare is read from the folder in GPT_LIGHTNING_DATA. One machine records
@@ -23,6 +26,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -37,6 +41,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+import yaml
 
 Facts = dict[str, str | float]  # columns of metrics.jsonl and digests, by name
 
@@ -319,12 +324,71 @@ def times(before: Path, after: Path, pairs: int, only: Sequence[str]) -> None:
         print(f"{name}: {old_ms:.2f} -> {new_ms:.2f} ms, ratio {ratio:.3f} ({spread})", flush=True)
 
 
+# ---- breaks ------------------------------------------------------------------------------------
+
+
+def place(copy: Path, entry: dict[str, Any]) -> Path | None:
+    """Return the only file with a line: the named one, or another of the package; None: none."""
+    paths = [copy / entry["file"], *sorted((copy / "gpt_lightning").rglob("*.py"))]
+    found = [path for path in paths if path.exists() and path.read_text().count(entry["old"]) == 1]
+    return found[0] if found else None
+
+
+def fails(copy: Path, tests: Sequence[str]) -> bool:
+    """Return whether one of the tests of a copy fails; False without tests."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    env = environment(copy, copy)
+    return (
+        bool(tests)
+        and subprocess.run(command, cwd=copy, env=env, capture_output=True).returncode == 1
+    )
+
+
+def seen(copy: Path, tests: Sequence[str]) -> str:
+    """Return which tests see a break: the listed ones, their folders, or none."""
+    listed = []
+    for test in tests:
+        path, _, name = test.rpartition("::")
+        if (copy / path).exists() and f"def {name}(" in (copy / path).read_text():
+            listed.append(test)
+    if fails(copy, listed):
+        return "red"
+    folders = sorted({test.rpartition("/")[0] for test in tests})
+    return f"red in {' '.join(folders)}" if fails(copy, folders) else "NOT SEEN"
+
+
+def breaks(checkout: Path, only: Sequence[str]) -> int:
+    """Print which breaks the tests see, and return the exit code."""
+    table = yaml.safe_load(Path(__file__).with_name("breaks.yaml").read_text())
+    table = [entry for entry in table if not only or entry["file"] in only]
+    red = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy")
+        unused = shutil.ignore_patterns(
+            ".git", ".venv", "__pycache__", "lightning_logs", ".*_cache"
+        )
+        shutil.copytree(checkout, copy, symlinks=True, ignore=unused)
+        for number, entry in enumerate(table, 1):
+            path = place(copy, entry)
+            if path is None:
+                verdict = "NO SUCH LINE"
+            else:
+                text = path.read_text()
+                path.write_text(text.replace(entry["old"], entry["new"]))
+                verdict = seen(copy, entry["tests"])
+                path.write_text(text)
+            red += verdict.startswith("red")
+            print(f"{number:2} {verdict}: {entry['file']}: {entry['new'].strip()}", flush=True)
+    print(f"{red} of {len(table)} turn red")
+    return 0 if red == len(table) else 1
+
+
 def main() -> int:
     """Parse the arguments and run one of the commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("record", "compare", "times"))
+    parser.add_argument("command", choices=("record", "compare", "times", "breaks"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--pairs", type=int, default=12)
@@ -335,8 +399,10 @@ def main() -> int:
         record(first, last, args.only)
     elif args.command == "compare":
         return compare(first, last)
-    else:
+    elif args.command == "times":
         times(first, last, args.pairs, args.only)
+    else:
+        return breaks(first, args.only)
     return 0
 
 
