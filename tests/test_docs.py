@@ -31,6 +31,7 @@ PLACEHOLDER = re.compile(
 NANOGPTS = {
     *("train.py", "sample.py", "bench.py"),
     *("config/train_shakespeare_char.py", "data/shakespeare_char/prepare.py"),
+    "nanoGPT/data/shakespeare/prepare.py",
 }
 
 

@@ -148,7 +148,7 @@ def shell(folder, command: str):
 
 
 @pytest.mark.case("R37")
-@pytest.mark.parametrize("command", ["FIT >&-", "FIT <&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["FIT | head -n 12", "FIT >&-", "FIT <&- >&- 2>&-"])
 def test_output_that_nobody_reads(whole, folder, case, command):
     ended = shell(folder, command).ok()
     assert "Traceback" not in ended.err
@@ -168,9 +168,8 @@ def test_a_terminal_that_goes_away(whole, folder, case):
     while not re.search(rb"\b[3-9]/30\b", said):  # step of the progress bar
         said += os.read(ours, 4096)
     os.close(ours)  # writing gives EIO from now on
-    assert process.wait(LIMIT_S) == 129, said
-    fit(folder, *RESUME).ok()
-    case.saw("terminal gone after step 3: saved, ended with 129, and resumed")
+    assert process.wait(LIMIT_S) == 0, said
+    case.saw("terminal gone after step 3: trained to the end")
     must_equal(whole, folder)
 
 
