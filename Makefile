@@ -22,7 +22,7 @@ DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-experiments test-slow test-long test-gpu faults stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-experiments test-slow test-long test-gpu stubs versions pages course-page docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -47,10 +47,6 @@ test-slow: $(DEV) ## Run the tests that the suite leaves out because they are sl
 
 test-long: $(DEV) ## Run the few tests that take half a minute and more, each
 	$(BIN)/python -m pytest -m long --numprocesses auto --maxprocesses 4
-
-faults: $(DEV) ## Kill and damage real runs, print each case's result (more than ten minutes)
-	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2 \
-	  -o faulthandler_timeout=900
 
 stubs: $(DEV) ## Write the types of keyword arguments from the settings (training/keywords.pyi)
 	$(BIN)/python tests/stubs.py

@@ -106,3 +106,20 @@ sys.exit(code)
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr == "error: Windows itself is not supported: use WSL\n"
+
+
+def test_versions_are_pinned_and_have_digests():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.match(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    versions = dict(pin.split("==")[:2] for pin in pins)
+    assert versions["lightning"] == versions["pytorch-lightning"]
+    assert versions["lightning"] not in {"2.6.2", "2.6.3"}  # malicious
+    assert "--hash=sha256:" in (ROOT / "requirements.lock").read_text()
+
+
+def test_nothing_listens_at_every_address():
+    for folder in ("gpt_lightning", "configs", "examples", "docs", "experiments", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".md", ".yaml", ".sh"}:
+                assert not re.search(r"\b0\.0\.0\.0\b|--bind_all", path.read_text()), path

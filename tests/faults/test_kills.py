@@ -1,283 +1,170 @@
-"""Processes that are killed and stopped, and go on: R01, R02, R03, R05, R29, R31."""
+"""A run that is killed or stopped, and resumed, is the uninterrupted run, byte for byte."""
 
-import itertools
-import json
-import math
+import contextlib
+import hashlib
 import os
+import pty
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from exact import (
+from processes import (
+    MODULE,
+    RESUME,
+    STEPS,
     checkpoints,
-    differences,
-    load,
+    fit,
     must_equal,
-    newest,
-    rows,
-    state_differences,
+    run_of,
+    start_fit,
     step_of,
 )
-from folders import EPOCH_STEPS, SAVE, STEPS, VALIDATE, contents, copied, leftovers, run_folder
-from harness import RESUME, TRACE, SilentWrong, fit, start_fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-pytestmark = pytest.mark.faults
-MOMENTS = ("first byte", "before fsync", "after fsync")
-MOMENTS += ("before the sidecar", "before the rename", "renamed")
-ASYNCHRONOUS = ("--checkpoint.asynchronous", "true")
-each_way = pytest.mark.parametrize(
-    "saving",
-    [(), pytest.param(ASYNCHRONOUS, marks=pytest.mark.case("R51"))],
-    ids=["synchronous", "asynchronous"],
-)
+from gpt_lightning.commands.check_resume import compare
+
+SCRIPT = Path(__file__).with_name("killed_at.py")
+WAYS = {
+    "synchronous": (),
+    "workers": ("--data.num_workers", "2"),
+    "asynchronous": ("--checkpoint.asynchronous", "true"),
+    "shared": ("--checkpoint.folder", "shared"),
+}
 
 
-def last_save_before(step: int, asynchronous: bool = False) -> int:
-    """Return the last step whose save is complete when a later step's line is printed."""
-    saves = [s for s in range(step) if s % SAVE == 0 or s % VALIDATE == 0]
-    return saves[-2:][0] if asynchronous else saves[-1]  # the last one may be under way
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_at_random_moments(whole, folder, way):
+    """The next session starts at once, beside loader workers that are still alive.
 
-
-def killed_at_random(folder: Path, rng: random.Random, *args: str) -> str:
-    """Start the run, kill it at a random moment, and return that moment."""
-    done = max([step_of(p) for p in checkpoints(run_folder(folder))], default=0)
-    step = rng.randint(min(done + 1, STEPS - 4), STEPS - 4)
-    delay_s = rng.uniform(0, 0.02)
-    with start_fit(folder, *RESUME, *args, faults=TRACE) as process:
-        told = process.wait_for(step)
-        time.sleep(delay_s)
-        os.kill(process.process.pid, signal.SIGKILL)
-        assert process.end().code == -signal.SIGKILL
-    if (expected := last_save_before(told, "asynchronous" in " ".join(args))) > 0:
-        found = step_of(newest(run_folder(folder)))
-        assert found >= expected, f"a save is lost: {found}, expected at least {expected}"
-    return f"{told}+{delay_s * 1e3:.0f} ms"
-
-
-@pytest.mark.case("R01")
-@pytest.mark.parametrize("seed", [11, 12, 13])
-@pytest.mark.parametrize("workers", [0, 2])
-@each_way
-def test_killed_at_random_moments(whole, folder, case, workers, seed, saving):
-    rng = random.Random(seed)
-    loader = ("--data.num_workers", str(workers), *saving)
-    moments = [killed_at_random(folder, rng, *loader) for _ in range(2)]
-    fit(folder, *RESUME, *loader, faults=TRACE).ok()
-    case.saw(f"seed {seed}, killed after steps {', '.join(moments)}")
+    With a shared folder, each session is of a new machine, which has that folder alone.
+    """
+    rng = random.Random(way)
+    with contextlib.ExitStack() as stack:  # at its end, workers that were left are killed
+        for first in (2, 13):
+            process = stack.enter_context(start_fit(folder, *RESUME, *WAYS[way]))
+            process.wait_for(rng.randint(first, first + 10))
+            time.sleep(rng.uniform(0, 0.02))
+            process.process.kill()
+            assert process.process.wait() == -signal.SIGKILL
+            if way == "shared":
+                shutil.rmtree(folder / "lightning_logs")
+        fit(folder, *RESUME, *WAYS[way])
     must_equal(whole, folder)
+    if way != "shared":  # events are not copied
+        events = EventAccumulator(str(run_of(folder)), size_guidance={"scalars": 0}).Reload()
+        steps = [event.step for event in events.Scalars("train/loss")]
+        assert steps == [*range(1, STEPS + 1)]
 
 
-@pytest.mark.case("R01")
-def test_killed_in_compiled_bfloat16(folder, tmp_path, case):
+@pytest.mark.long
+def test_killed_in_compiled_bfloat16(folder, tmp_path):
     """With dropout's hashed masks and two threads, whose sums must not depend on who is first."""
     fast = ("--trainer.precision", "bf16-mixed", "--model.compile", "true")
     two = {"OMP_NUM_THREADS": "2"}
-    left_alone = copied(folder, tmp_path / "alone")
-    fit(left_alone, *fast, env=two).ok()
+    left_alone = shutil.copytree(folder, tmp_path / "alone")
+    fit(left_alone, *fast, env=two)
     with start_fit(folder, *fast, env=two) as process:
-        told = process.wait_for(13)
-        os.kill(process.process.pid, signal.SIGKILL)
-        assert process.end().code == -signal.SIGKILL
-    fit(folder, *RESUME, *fast, env=two).ok()
-    case.saw(f"compiled, bfloat16: killed after step {told}")
+        process.wait_for(13)
+        process.process.kill()
+    fit(folder, *RESUME, *fast, env=two)
     must_equal(left_alone, folder)
 
 
-def test_the_comparison_can_fail(whole, every, tmp_path):
-    """One bit of one weight, one row and one window are seen."""
-    other = copied(every, tmp_path / "other")
-    run = run_folder(other)
-    assert differences(run_folder(whole), run) == []
-    state = load(newest(run))
-    weight = next(iter(state["state_dict"].values())).view(torch.int32).view(-1)
-    weight[0] ^= 1
-    torch.save(state, newest(run))
-    seen = differences(run_folder(whole), run)  # the head and the embedding are one tensor
-    assert [name.split("/")[1] for name in seen] == ["state_dict", "state_dict"]
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:-2] + lines[-1:]))
-    assert len(differences(run_folder(whole), run)) > 2
-    trace = other / "trace.jsonl"
-    traced = (whole / "trace.jsonl").read_text().splitlines(keepends=True)
-    trace.write_text("".join([*traced[:7], traced[8], traced[7], *traced[9:]]))
-    found = differences(run_folder(whole), run_folder(whole), (whole / "trace.jsonl", trace))
-    assert found, "a swapped order was not seen"
+@pytest.mark.slow
+def test_the_comparison_can_fail(whole, tmp_path):
+    other = shutil.copytree(whole, tmp_path / "other")
+    path = checkpoints(other)[0]
+    state = torch.load(path, weights_only=True)
+    weight = next(iter(state["state_dict"].values()))
+    weight.view(torch.int32).view(-1)[0] ^= 1
+    torch.save(state, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n")
+    metrics = run_of(other) / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 7', '"step": 8'))
+    found = compare(run_of(whole), run_of(other))
+    assert found == {"weights": False, "optimizer": True, "data": True, "metrics": False}
 
 
-@pytest.mark.case("R02")
 @pytest.mark.parametrize(
-    ("moment", "number"), [*itertools.product(MOMENTS, (1, 3)), ("deleting", 3)]
+    ("way", "number"),
+    [
+        *(pytest.param("synchronous", n, marks=pytest.mark.slow) for n in (1, 2, 5, 6, 25)),
+        *(pytest.param("synchronous", n, marks=pytest.mark.long) for n in (3, 4, 7, 8, 19)),
+        *(pytest.param("asynchronous", n, marks=pytest.mark.slow) for n in (1, 6)),
+        *(pytest.param("asynchronous", n, marks=pytest.mark.long) for n in (2, 5, 19, 25)),
+    ],
 )
-@each_way
-def test_killed_inside_the_save(whole, folder, case, moment, number, saving):
-    ended = fit(folder, *saving, faults={"kill_in_save": [moment, number]})
-    assert ended.code == -signal.SIGKILL, ended
-    left = [step_of(p) for p in checkpoints(run_folder(folder))]
-    resumed = fit(folder, *RESUME, *saving).ok()
-    case.saw(f"{moment} of save {number}: went on from {max(left, default=0)}")
+def test_killed_inside_a_save(whole, folder, number, way):
+    entry = (str(SCRIPT), str(number))
+    with start_fit(folder, *WAYS[way], entry=entry) as process:
+        assert process.end() == -signal.SIGKILL, process.output[-2000:]
+    left = [step_of(path) for path in checkpoints(folder)]
+    output = fit(folder, *RESUME, *WAYS[way])
     if left:
-        assert re.search(rf"step {max(left)}\b", resumed.out), resumed.out[:1500]
+        assert re.search(rf"step {max(left)}\b", output), output[:1500]
     must_equal(whole, folder)
 
 
-@pytest.mark.case("R03")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@each_way
-def test_stopped_within_a_step(whole, folder, case, number, code, workers, saving):
-    loader = ("--data.num_workers", str(workers), *saving)
-    faults = TRACE | {"signal_at": [int(number), 11, 0]}
-    ended = fit(folder, *loader, faults=faults)
-    if ended.code == 0:
-        raise SilentWrong("a stop signal ended with 0")
-    assert ended.code == code, ended.err[-2000:]
-    assert "Traceback" not in ended.err, ended.err[-2000:]
-    assert step_of(newest(run_folder(folder))) == 11  # the step under way was finished
-    case.saw(f"{signal.Signals(number).name}: exit {code}, {ended.last_line}")
-    fit(folder, *RESUME, *loader, faults=TRACE).ok()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "number", "code"),
+    [
+        ("workers", signal.SIGTERM, 143),
+        ("asynchronous", signal.SIGTERM, 143),
+        ("synchronous", signal.SIGINT, 130),
+    ],
+)
+def test_stopped_by_a_signal(whole, folder, number, code, way):
+    with start_fit(folder, *WAYS[way]) as process:
+        process.wait_for(11)
+        process.process.send_signal(number)
+        assert process.end() == code, process.output[-2000:]
+    steps = [int(step) for step in re.findall(r"^step +(\d+)/", process.output, re.MULTILINE)]
+    assert step_of(checkpoints(folder)[0]) == max(steps)  # the step under way was finished
+    fit(folder, *RESUME, *WAYS[way])
     must_equal(whole, folder)
 
 
-@pytest.mark.case("R03")
-def test_stopped_at_a_step_of_validation(whole, folder, case):
-    faults = {"signal_at": [int(signal.SIGTERM), 2 * VALIDATE, 1]}
-    assert fit(folder, faults=faults).code == 143
-    saved = rows(run_folder(folder))
-    assert any("val/loss" in row and row["step"] == 2 * VALIDATE for row in saved)
-    fit(folder, *RESUME).ok()
-    case.saw("at a validation: validated, then saved")
+@pytest.mark.slow
+def test_two_resumes_at_once(whole, folder):
+    with start_fit(folder) as first:
+        first.wait_for(8)
+        first.process.send_signal(signal.SIGSTOP)
+        output = fit(folder, *RESUME, code=2)
+        first.process.send_signal(signal.SIGCONT)
+        assert first.end() == 0, first.output[-2000:]
+    assert "another process" in output.splitlines()[-1]
     must_equal(whole, folder)
 
 
-@pytest.mark.case("R05")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [EPOCH_STEPS - 1, EPOCH_STEPS, EPOCH_STEPS + 1])
-def test_resumed_around_the_end_of_an_epoch(every, tmp_path, case, step, workers):
-    folder = copied(every, tmp_path / "work", step)
-    fit(folder, *RESUME, "--data.num_workers", str(workers)).ok()
-    case.saw(f"at step {step} of epochs of {EPOCH_STEPS}")
-    must_equal(every, folder)
-
-
-@pytest.mark.case("R05")
-def test_three_resumes_in_one_epoch(whole, folder, case):
-    for step in (14, 17, 19):
-        stop = {"signal_at": [int(signal.SIGTERM), step, 1]}
-        assert fit(folder, *RESUME, faults=stop).code == 143
-        assert step_of(newest(run_folder(folder))) == step
-    fit(folder, *RESUME).ok()
-    case.saw("three times in one epoch")
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["FIT | head -n 12", "FIT >&-", "FIT <&- >&- 2>&-"])
+def test_output_that_nobody_reads(whole, folder, command):
+    command = command.replace("FIT", f"{sys.executable} -m gpt_lightning fit --config run.yaml")
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    fit(folder, *RESUME)
     must_equal(whole, folder)
 
 
-@pytest.mark.case("R29")
-def test_metrics_and_curves_after_three_kills(whole, folder, case):
-    seed = 29
-    rng = random.Random(seed)
-    moments = [killed_at_random(folder, rng) for _ in range(3)]
-    fit(folder, *RESUME).ok()
-    case.saw(f"seed {seed}, killed after steps {', '.join(moments)}")
-    if rows(run_folder(whole)) != rows(run_folder(folder)):
-        raise SilentWrong("the metrics files differ")
-    events = EventAccumulator(str(run_folder(folder)), size_guidance={"scalars": 0}).Reload()
-    steps = [event.step for event in events.Scalars("train/loss")]
-    if steps != list(range(1, STEPS + 1)):
-        raise SilentWrong(f"TensorBoard's steps are {steps}")
-
-
-@pytest.mark.case("R29")
-@pytest.mark.parametrize("tail", ['{"step": 11', "\0\0\0\0", '{"step": 11, "time": 1.0}\n{"st'])
-def test_a_torn_last_line_is_repaired(every, tmp_path, case, tail):
-    folder = copied(every, tmp_path / "work", 10)
-    file = run_folder(folder) / "metrics.jsonl"
-    lines = [x for x in file.read_text().splitlines(keepends=True) if json.loads(x)["step"] <= 10]
-    file.write_text("".join(lines) + tail)
-    fit(folder, *RESUME).ok()
-    case.saw(f"torn: {tail!r}")
-    must_equal(every, folder)
-
-
-@pytest.mark.case("R31")
-@pytest.mark.parametrize("step", [3, 10])  # in the warm-up, and after it
-def test_optimizer_and_rate_against_the_closed_form(folder, case, step):
-    free = ("--trainer.gradient_clip_val", "null", "--checkpoint.every_n_steps", "1",
-            "--checkpoint.keep_last", "9")  # fmt: skip
-    fit(folder, *free, "--trainer.max_steps", str(step)).ok()
-    before = load(newest(run_folder(folder)))
-    file = folder / "gradients.pt"
-    fit(folder, *RESUME, *free, "--trainer.max_steps", str(step + 1),
-        faults={"gradients": str(file)}).ok()  # fmt: skip
-    after = load(newest(run_folder(folder)))
-    assert after["global_step"] == step + 1
-    check_update(before, after, torch.load(file, weights_only=True), expected_rate(step))
-    found = rows(run_folder(folder))[-1]
-    rate = next(r["optim/lr"] for r in rows(run_folder(folder)) if r["step"] == step + 1
-                and "optim/lr" in r)  # fmt: skip
-    assert rate == pytest.approx(expected_rate(step), rel=1e-6)  # float32 in the file
-    case.saw(f"step {found['step']}: rate {rate:.2e}, AdamW's moments and weights")
-
-
-def expected_rate(step: int) -> float:
-    """Return the rate: warm-up to 3e-3 in step 6, then half a cosine to a tenth of it."""
-    peak, low, warmup = 3.0e-3, 3.0e-4, 5
-    if step < warmup:
-        return peak * (step + 1) / (warmup + 1)
-    return low + (peak - low) * (1 + math.cos(math.pi * (step - warmup) / (STEPS - warmup))) / 2
-
-
-def check_update(before: dict, after: dict, gradients: dict, rate: float) -> None:
-    """Make one step of AdamW in float64 from the saved state and the gradients."""
-    groups = after["optimizer_states"][0]["param_groups"]
-    old, new = (s["optimizer_states"][0]["state"] for s in (before, after))
-    names = names_by_index(after, groups, gradients)
-    for group in groups:
-        b1, b2 = group["betas"]
-        for index in group["params"]:
-            g = gradients[names[index]].double()
-            m = b1 * old[index]["exp_avg"].double() + (1 - b1) * g
-            v = b2 * old[index]["exp_avg_sq"].double() + (1 - b2) * g * g
-            t = float(old[index]["step"]) + 1
-            w = before["state_dict"][names[index]].double() * (1 - rate * group["weight_decay"])
-            w -= rate * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + group["eps"])
-            # the state is float32: eight digits of it, and sums that cancel
-            torch.testing.assert_close(new[index]["exp_avg"].double(), m, rtol=1e-5, atol=1e-9)
-            torch.testing.assert_close(new[index]["exp_avg_sq"].double(), v, rtol=1e-5, atol=1e-12)
-            torch.testing.assert_close(
-                after["state_dict"][names[index]].double(), w, rtol=1e-5, atol=1e-7
-            )
-            assert float(new[index]["step"]) == t
-
-
-def names_by_index(state: dict, groups: list[dict], gradients: dict) -> dict[int, str]:
-    """Return parameters in the optimizer's order: matrices, then vectors, each in the model's."""
-    ordered = [n for n in gradients if gradients[n].dim() >= 2]
-    ordered += [n for n in gradients if gradients[n].dim() < 2]
-    indices = [index for group in groups for index in group["params"]]
-    return dict(zip(indices, ordered, strict=True))
-
-
-@pytest.mark.case("R52")
-@each_way
-def test_killed_and_continued_on_a_new_machine(whole, folder, case, saving):
-    """From a shared folder alone, after a kill at a random moment and one inside a save."""
-    copy = ("--checkpoint.folder", "shared", *saving)
-    moment = killed_at_random(folder, random.Random(52), *copy)
-    shutil.rmtree(folder / "lightning_logs")
-    ended = fit(folder, *RESUME, *copy, faults=TRACE | {"kill_in_save": ["renamed", 2]})
-    assert ended.code == -signal.SIGKILL, ended
-    shutil.rmtree(folder / "lightning_logs")
-    fit(folder, *RESUME, *copy, faults=TRACE).ok()
-    case.saw(f"killed after step {moment} and inside a save, the folder alone was left")
-    if state_differences(newest(run_folder(whole)), newest(run_folder(folder))):
-        raise SilentWrong("another result")
-    if rows(run_folder(whole)) != rows(run_folder(folder)):
-        raise SilentWrong("the metrics files differ")
-    here, there = run_folder(folder) / "checkpoints", folder / "shared/run/version_0/checkpoints"
-    assert contents(here).items() <= contents(there).items()
-    assert leftovers(folder) == []
+@pytest.mark.slow
+def test_a_terminal_that_goes_away(whole, folder):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, *MODULE, "fit", "--config", "run.yaml"]
+    with subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        printed = b""
+        while not re.search(rf"\b[3-9]/{STEPS}\b".encode(), printed):  # the progress bar
+            printed += os.read(ours, 4096)
+        os.close(ours)  # writing gives EIO from now on
+    fit(folder, *RESUME)
+    must_equal(whole, folder)

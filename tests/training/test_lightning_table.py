@@ -255,7 +255,7 @@ def fit_by_ranks(row: dict) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", cases("works"))
 def test_works_also_across_a_resume(row, folder, capsys, caplog):
-    # tests/faults/test_ranks.py resumes two ranks
+    # tests/faults/test_two_ranks.py resumes two ranks
     ranks = row.get("given", {}).get("devices") == 2
     run = fit_by_ranks(row) if ranks else fit(row, capsys, caplog)
     if "no_resume" not in row and not ranks:
