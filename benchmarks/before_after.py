@@ -15,6 +15,10 @@ one is stopped while the other computes a block of steps. `breaks` changes one l
 at a time (breaks.yaml), in a copy, and counts the changes that the tests see: first the tests that
 saw them at cdaedf43, then all tests of their folders.
 
+Measure times on an idle machine, with --pairs 40 for a bound of 3%: with two other jobs for each
+core the median ratio of two equal checkouts was 1.05 over 12 pairs and 1.00 over 19, single pairs
+0.5 to 1.4.
+
 Only the command line and the contents of files are used, so that nothing here depends on names in
 the package. Tiny Shakespeare is read from the folder in GPT_LIGHTNING_DATA. One machine records
 both checkouts: the bytes depend on its CPU and on the version of PyTorch.
@@ -300,6 +304,7 @@ class Stepper:
 
 def measure(before: Path, after: Path, name: str, pairs: int) -> list[tuple[float, float]]:
     """Return the seconds of a step in alternating blocks of two checkouts."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else two stopped programs are left
     with tempfile.TemporaryDirectory() as folder:
         old = Stepper(before, name, Path(folder, "before"))
         new = Stepper(after, name, Path(folder, "after"))
