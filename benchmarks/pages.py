@@ -116,11 +116,6 @@ PAGES = {
         ),
         time="micro_batch_ms",
     ),
-    "parallel": Page(
-        "Collectives and data-parallel training steps",
-        ("parallel --device cpu",),
-        time="time_ms",
-    ),
 }
 CHECKS = ("reproduce lecture-ladder --rungs gpt2-init", "reproduce shakespeare-char-small")
 

@@ -34,7 +34,6 @@ SMALL = "--model.config.vocab_size 65 --trainer.accelerator cpu"
 COMMANDS = TINY | {
     "gpu": "--device cpu --sizes 124m --models ours,hf",
     "ladder": f"--config quickstart {SMALL} --rungs fp32,bf16",
-    "parallel": "--device cpu --work ddp --processes 1,2",
 }
 
 
