@@ -46,11 +46,13 @@ class Reader:
         dataset: The dataset.
         settings: Data arguments, with block_size and seed set.
         place: Place of this process in the run.
+        val_text: Dataset whose train split is the text of data.val_text_file; None: there is none.
     """
 
     dataset: TokenDataset
     settings: DataSettings
     place: Place
+    val_text: TokenDataset | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -110,6 +112,8 @@ class Reader:
         Raises:
             UserError: There is no such split, or it is shorter than a window.
         """
+        if split == "val" and self.val_text:
+            return self.val_text.stream("train", self.block_size)
         return self.dataset.stream(split, self.block_size)
 
     def eval_loaders(self) -> list[EvalLoader]:

@@ -30,6 +30,8 @@ class DataSettings:
         tokenizer: Tokenizer of corpus or text_file: char, byte, a tiktoken encoding, or bpe:8192,
             of its own.
         val_fraction: Share of corpus or text_file, at its end, that is held out for validation.
+        val_text_file: Path of a UTF-8 text that is evaluated as a whole in place of the validation
+            split, with the tokenizer of the data; prepared on first use.
         data_dir: Folder of corpora and prepared datasets.
         block_size: Tokens T per sequence; null: model.config.block_size.
         batch_size: Sequences B per micro-batch and rank.
@@ -63,6 +65,7 @@ class DataSettings:
     text_file: str | None = None
     tokenizer: str = "gpt2"
     val_fraction: ClosedUnitInterval = 0.1
+    val_text_file: str | None = None
     data_dir: str = "data"
     block_size: PositiveInt | None = None
     batch_size: PositiveInt = 16

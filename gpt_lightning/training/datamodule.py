@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -120,6 +121,14 @@ class TokenDataModule(LightningDataModule):
         source = str(settings.corpus or settings.text_file)
         return source, settings.tokenizer, settings.data_dir, settings.val_fraction
 
+    def _val_preparation(self) -> tuple[str, str, str, float]:
+        """Return the same of val_text_file, whose train split is the whole text."""
+        (tokenizer,) = shlex.split(self._dataset.tokenizer)
+        return str(self.settings.val_text_file), tokenizer, self.settings.data_dir, 0.0
+
+    def _has_validation(self) -> bool:
+        return bool(self.settings.val_text_file) or "val" in self.manifest.splits
+
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 
     def prepare_data(self) -> None:
@@ -129,6 +138,10 @@ class TokenDataModule(LightningDataModule):
             from gpt_lightning.prepare.command import prepare_source  # not for ready shards
 
             prepare_source(*self._preparation())
+        if self.settings.val_text_file:
+            from gpt_lightning.prepare.command import prepare_source  # not for ready shards
+
+            prepare_source(*self._val_preparation())
 
     def setup(self, stage: str) -> None:
         if not is_read(self.trainer, self):
@@ -144,7 +157,7 @@ class TokenDataModule(LightningDataModule):
             batches = len(reader.train_loader)  # opens the train split
             if self.trainer and self.makes("train"):
                 steps.check_epoch(self.trainer, batches)
-            if "val" in self.manifest.splits:
+            if self._has_validation():
                 reader.stream("val")
         else:
             reader.stream("test" if stage == "test" else "val")
@@ -158,7 +171,7 @@ class TokenDataModule(LightningDataModule):
     def val_dataloader(self) -> EvalLoader | list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
         fitting = not self.trainer or steps.is_fitting(self.trainer)
-        if fitting and "val" not in self.manifest.splits:
+        if fitting and not self._has_validation():
             return []
         loaders = self.reader.eval_loaders()
         return loaders[0] if len(loaders) == 1 else loaders
@@ -201,12 +214,15 @@ class TokenDataModule(LightningDataModule):
         models of different tokens compare. Empty for data whose manifest does not count the bytes,
         and for a subclass's own loader.
         """
-        n_bytes = self.makes(split) and self.manifest.text_bytes.get(split)
+        manifest = self.manifest
+        part = split
+        if split == "val" and self.reader.val_text:
+            manifest = self.reader.val_text.manifest
+            part = "train"
+        n_bytes = self.makes(split) and manifest.text_bytes.get(part)
         if not n_bytes:
             return {}
-        return {
-            f"{split}/bits_per_byte": loss * self.manifest.tokens(split) / n_bytes / math.log(2)
-        }
+        return {f"{split}/bits_per_byte": loss * manifest.tokens(part) / n_bytes / math.log(2)}
 
     # ---- what setup decides --------------------------------------------------------------------
 
@@ -262,8 +278,14 @@ class TokenDataModule(LightningDataModule):
 
     def _open_reader(self, settings: DataSettings) -> Reader:
         trainer = self.trainer
+        val_text = None
+        if settings.val_text_file:
+            from gpt_lightning.prepare.command import dataset_folder  # not for ready shards
+
+            address = str(dataset_folder(*self._val_preparation()))
+            val_text = TokenDataset(address, Path(settings.data_dir), settings.cache_limit_gb)
         if not trainer:
-            return Reader(self._dataset, settings, Place())
+            return Reader(self._dataset, settings, Place(), val_text)
         # Lightning counts ranks node by node; streams are read so that each node has its shards
         nodes = trainer.num_nodes if is_remote(self.address) else 1
         rank = trainer.local_rank * nodes + trainer.node_rank if nodes > 1 else trainer.global_rank
@@ -276,7 +298,7 @@ class TokenDataModule(LightningDataModule):
             limit=trainer.limit_train_batches,
             overfit=trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
-        return Reader(self._dataset, settings, place)
+        return Reader(self._dataset, settings, place, val_text)
 
     def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""

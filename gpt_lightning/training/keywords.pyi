@@ -34,6 +34,7 @@ class DataArguments(TypedDict, total=False):
     text_file: str | Path | None
     tokenizer: str | Path
     val_fraction: float
+    val_text_file: str | Path | None
     data_dir: str | Path
     block_size: int | None
     batch_size: int

@@ -6,6 +6,7 @@ the run in its folder, from its newest checkpoint. The other commands take its c
 lowest validation loss (--ckpt_path best), or its newest one (--ckpt_path last).
 
   gpt-lightning validate lightning_logs/quickstart
+  gpt-lightning validate lightning_logs/quickstart --data.val_text_file my.txt
   gpt-lightning predict lightning_logs/quickstart --ckpt_path last
   gpt-lightning resume lightning_logs/quickstart --trainer.max_steps 4800
 """
@@ -23,7 +24,7 @@ from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
 # settings with a path, which may be relative to the folder in which the run was started
-DATA = ("data.text_file", "data.data_dir", "data.dataset", "evaluation.data")
+DATA = ("data.text_file", "data.val_text_file", "data.data_dir", "data.dataset")
 PATHS = (*DATA, "checkpoint.folder", "model.init_from")
 
 

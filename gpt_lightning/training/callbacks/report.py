@@ -115,7 +115,9 @@ class RunReport(Callback):
         self.validated = trainer.global_step
         split = "test" if trainer.testing else "val"
         if trainer.is_global_zero and not steps.is_fitting(trainer):
-            print(evaluation_line(trainer.callback_metrics, split), flush=True)
+            line = evaluation_line(trainer.callback_metrics, split)
+            bits = trainer.callback_metrics.get(f"{split}/bits_per_byte")
+            print(line if bits is None else f"{line}, {float(bits):.4f} bits per byte", flush=True)
 
     on_test_end = on_validation_end
 
