@@ -11,7 +11,6 @@ from gpt_lightning.cli import main
 from gpt_lightning.commands.sample import sample
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import prepare
-from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
@@ -52,7 +51,6 @@ def test_the_defaults_of_a_command(command, tmp_path, monkeypatch, capsys):
         ("signals", StopSignals),
         ("replicas", Replicas),
         ("watchdog", Watchdog),
-        ("evaluation", TaskSettings),
         (None, sample),
         (None, prepare),
     ],

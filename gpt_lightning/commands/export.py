@@ -44,14 +44,32 @@ def export(source: str, to: str | None = None) -> None:
     if out.suffix in (".ckpt", ".safetensors", ".bin", ".pth", ".gguf", ".onnx", ".PT"):
         raise UserError(f"--to {out} is the name of a file: give a new folder, or a file .pt")
 
-    from gpt_lightning.model import huggingface
-    from gpt_lightning.model.weights import user_errors
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     found = read_source(source, gpt_for="export")
-    tokenizer, config = tokenizer_of(found), found.config()
+    tokenizer = tokenizer_of(found)
     if out.suffix == ".pt":
         return write_nanogpt(found, tokenizer, out)
+    names = write_model(found, tokenizer, out)
+    print(f"wrote       {out}: {', '.join(names)}")
+    print(f"use         transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+
+
+def write_model(found: Any, tokenizer: Tokenizer, out: Path) -> list[str]:
+    """Write a model and its tokenizer as a folder of Hugging Face, and return the files' names.
+
+    Args:
+        found: Weights, as Pretrained.
+        tokenizer: Tokenizer of the model.
+        out: Folder to make.
+
+    Raises:
+        UserError: The format has no such model or tokenizer, or the folder cannot be written.
+    """
+    from gpt_lightning.model import huggingface
+    from gpt_lightning.model.weights import user_errors
+
+    config = found.config()
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
     theirs = huggingface.to_huggingface(weights, config, tokenizer.vocab_size)
     n_params = sum(t.numel() for k, t in theirs.items() if config.bias or not k.endswith(".bias"))
@@ -77,8 +95,7 @@ def export(source: str, to: str | None = None) -> None:
             shutil.copymode(folder / "new" / "config.json", path)
         if not move_into_place(folder, out, overwrite=False):
             raise UserError(f"--to {out} exists: give the name of a new folder")
-    print(f"wrote       {out}: {', '.join(sorted([*files, huggingface.FILES[0]]))}")
-    print(f"use         transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+    return sorted([*files, huggingface.FILES[0]])
 
 
 def write_nanogpt(found: Any, tokenizer: Tokenizer, out: Path) -> None:

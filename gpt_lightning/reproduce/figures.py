@@ -11,9 +11,6 @@ from pathlib import Path
 import torch
 
 from gpt_lightning.bench.command import run as run_bench
-from gpt_lightning.data.dataset import TokenDataset
-from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.evaluate.tasks import Task
 from gpt_lightning.files import Fields, numbered_folder, reference_rows
 from gpt_lightning.hardware.device import (
     device_kind,
@@ -21,11 +18,12 @@ from gpt_lightning.hardware.device import (
     free_memory,
     machine_record,
 )
-from gpt_lightning.hardware.precision import fastest_precision
+from gpt_lightning.model.gpt import SIZES
+from gpt_lightning.model.weights import SHAPE_KEYS
 from gpt_lightning.reproduce.cases import REPORTS
-from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.rows import Console, Verdict, read_report, row_type, write_report
+from gpt_lightning.training.fit import run_cli
 
 Figure = dict[str, str]  # row of reference/figures.csv
 Outcome = tuple[str, str, str]  # ours, verdict, note
@@ -80,16 +78,17 @@ def compare(found: str | float, figure: Figure) -> Outcome:
 
 def loss_of(figure: Figure) -> Outcome:
     """Return the mean loss of a model on all tokens of data/openwebtext, split `val`."""
-    # This raises an error before a download of gigabytes.
-    TokenDataset("openwebtext", Path("data"), cache_limit_gb=20.0)
-    model, tokenizer = load_model(figure["where"])
-    kind = device_kind()
-    dtype = torch.bfloat16 if fastest_precision(kind)[0] == "bf16-mixed" else None
-    scorer = Scorer(model.to(kind), tokenizer, dtype=dtype)
-    metrics = Task("perplexity", scorer, text="openwebtext").run().metrics
-    del model, scorer
+    name = figure["where"]
+    shape = vars(SIZES[name])
+    options = [f"--model.config.{key}={shape[key]}" for key in SHAPE_KEYS]
+    options += ["--model.config.loss_chunk=1024", "--model.compile=false"]
+    options += ["--data.dataset=openwebtext", "--trainer.precision=auto", "--verbose=false"]
+    options += [f"--model.init_from={name}", f"--run_name={name}"]
+    trainer = run_cli(["validate", *options]).trainer
+    loss = float(trainer.callback_metrics[figure["field"]])
+    del trainer
     free_memory()
-    return compare(next(m.value for m in metrics if m.name == figure["field"]), figure)
+    return compare(loss, figure)
 
 
 @functools.cache

@@ -102,30 +102,6 @@ class Settings:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 
-@checked("evaluation")
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """Arguments of EvaluateTasks: the keys `evaluation.*` of the command line.
-
-    Args:
-        tasks: Tasks to score during training, separated by commas, such as hellaswag,lambada. The
-            first number of each is logged as val/TASK; null: none.
-        every_n_steps: Optimizer steps between two evaluations; null: one after each validation.
-        data: Folder with the files of the tasks; null: they are downloaded once.
-        limit: Number of items of each task; null: all.
-        batch_size: Texts per batch and rank.
-
-    Raises:
-        UserError: A value is of another type or out of bounds.
-    """
-
-    tasks: str | None = None
-    every_n_steps: PositiveInt | None = None
-    data: str | None = None
-    limit: PositiveInt | None = None
-    batch_size: PositiveInt = 16
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Arguments of the command line that name the run.

@@ -35,7 +35,7 @@ from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
-from gpt_lightning.runs.settings import RunSettings, TaskSettings
+from gpt_lightning.runs.settings import RunSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.report import RunReport
@@ -204,7 +204,6 @@ class GPTCLI(LightningCLI):
                 name = f"{kind.__module__}.{kind.__name__}"
                 raise UserError(f"{name}: take **settings and pass them to super().__init__")
             parser.add_argument(f"--{section}.class_path", type=str, default=SUPPRESS, help=OWN)
-        parser.add_class_arguments(TaskSettings, "evaluation")
         parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -328,10 +327,6 @@ class GPTCLI(LightningCLI):
         if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
-        if config.evaluation.tasks is not None and self.subcommand == "fit":
-            from gpt_lightning.training.callbacks.evaluate_tasks import EvaluateTasks
-
-            trainer.callbacks.append(EvaluateTasks(config.evaluation))  # type: ignore[attr-defined]
         ranks.check_group(trainer.world_size)
         ranks.supervise(trainer.strategy)
         return trainer

@@ -1,1 +1,0 @@
-"""Evaluation of a model on published tasks and on texts."""
