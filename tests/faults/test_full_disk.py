@@ -27,7 +27,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "saving"), [(0, ()), (200_000, ()), (200_000, ("--checkpoint.asynchronous", "true"))]
+    ("limit", "saving"), [(0, ()), (200_000, ("--checkpoint.asynchronous", "true"))]
 )
 def test_no_room_for_the_next_file(whole, folder, limit, saving):
     """A limit on files' size fails as a full disk does; it comes while the run is running."""
