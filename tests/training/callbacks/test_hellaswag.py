@@ -19,7 +19,14 @@ from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit
 from gpt_lightning.training import module as module_file
 from gpt_lightning.training.callbacks import hellaswag
-from gpt_lightning.training.callbacks.hellaswag import HellaSwag, published_items, read_items
+from gpt_lightning.training.callbacks.hellaswag import (
+    HellaSwag,
+    batch_of,
+    item_of,
+    mean_losses,
+    published_items,
+    read_items,
+)
 from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.steps import find_callback
 from tests.tiny_fit import TINY_MODEL
@@ -74,18 +81,23 @@ def rows(name: str) -> dict[int, dict]:
     return by_step
 
 
-def plain_accuracy(model, items: list[dict]) -> float:
+def plain_means(model, item: dict) -> list[float]:
     """Score one ending at a time, as build-nanogpt's program does."""
+    means = []
+    for ending in item["endings"]:
+        end = len(f" {ending}".encode())
+        context = item["ctx"] or "\n"
+        tokens = torch.tensor([*f"{context} {ending}".encode()])[-97:]
+        with torch.no_grad():
+            losses = F.cross_entropy(model(tokens[None, :-1])[0], tokens[1:], reduction="none")
+        means.append(float(losses[-end:].mean()))
+    return means
+
+
+def plain_accuracy(model, items: list[dict]) -> float:
     hits = 0
     for item in items:
-        means = []
-        for ending in item["endings"]:
-            end = len(f" {ending}".encode())
-            context = item["ctx"] or "\n"
-            tokens = torch.tensor([*f"{context} {ending}".encode()])[-97:]
-            with torch.no_grad():
-                losses = F.cross_entropy(model(tokens[None, :-1])[0], tokens[1:], reduction="none")
-            means.append(float(losses[-end:].mean()))
+        means = plain_means(model, item)
         hits += means.index(min(means)) == int(item["label"])
     return hits / len(items)
 
@@ -129,10 +141,15 @@ def test_the_accuracy_is_that_of_the_plain_program(items, monkeypatch):
             found["hits"] = int(callback._hits(trainer, model))
             assert [module.training for module in model.modules()] == modes
             found["accuracy"] = plain_accuracy(model.eval(), items)
+            own = [item_of(item, ByteTokenizer()) for item in items]
+            x, y = batch_of(own, 96)
+            found["means"] = mean_losses(model(x), y).tolist()
+            found["plain"] = [mean for item in items for mean in plain_means(model, item)]
 
     own = [HellaSwag(file="items.jsonl", batch_size=3), Randomized()]
     fit.run_cli([*RUN, "--trainer.max_steps=1"], callbacks=own)
     assert found["hits"] / 40 == found["accuracy"]
+    assert found["means"] == pytest.approx(found["plain"], rel=2e-6)
     assert 0.1 < found["accuracy"] < 0.9
 
 
