@@ -16,16 +16,34 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError, warn
-from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic, yaml_beside
+from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 HPARAMS_EVENTS = "events.out.tfevents.0.hparams"
-# logger.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
-_TABLES = yaml_beside(__file__)
-CHARTS: dict[str, Fields] = _TABLES["charts"]
-DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
+# CUSTOM SCALARS: categories and charts in their order; a chart has all curves that match its list
+CHARTS: dict[str, Fields] = {
+    "Loss": {
+        "Loss over steps": ["Multiline", ["train/loss$", "val/loss$"]],
+        "Loss over tokens": ["Multiline", ["loss_by_tokens/train$", "loss_by_tokens/val$"]],
+    },
+    "Speed": {
+        "Tokens per second": ["Multiline", ["perf/tokens_per_sec$"]],
+        "MFU, fraction of the peak": ["Multiline", ["perf/mfu$"]],
+        "Milliseconds per step": ["Multiline", ["perf/step_ms$"]],
+        "Milliseconds of waiting for data": ["Multiline", ["perf/data_wait_ms$"]],
+    },
+    "Optimization": {
+        "Learning rates": ["Multiline", ["optim/lr$", "optim/lr_muon$"]],
+        "Gradient norm": ["Multiline", ["optim/grad_norm$"]],
+    },
+    "Memory": {
+        "Peak memory in GiB": ["Multiline", ["perf/memory_gib$"]],
+    },
+}
+# HPARAMS: curves whose last values are compared
+COMPARED = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu", "perf/memory_gib")
 FLUSH_S = 1  # seconds between two flushes of the writer's own thread
 # curves over tokens; their group precedes the others, so TIME SERIES shows the losses first
 OVER_TOKENS = {"train/loss": "loss_by_tokens/train", "val/loss": "loss_by_tokens/val"}
@@ -178,12 +196,13 @@ class RunEvents(TensorBoardLogger):
             purge_step=0 if step is None else step + 1,
             flush_secs=FLUSH_S,
         )
-        self._run, self._begun = run, False
-        self._resumed = None if step is None else (step, run.resume_rows)
+        self._run = run
+        self._is_begun = False
+        self._kept_rows: list[bytes] = []
         self._found: set[Path] = set()  # files to keep if the resume does nothing
         if step is not None:
+            self._kept_rows = rows_until(RunPaths(run.folder).metrics, step, run.resume_rows)
             self._found = {*run.folder.glob(EVENTS), run.folder / HPARAMS_EVENTS}
-        self._texts = dict(DESCRIPTIONS)  # descriptions of curves without a point
         run.on_sync = self.flush
 
     @property
@@ -196,46 +215,34 @@ class RunEvents(TensorBoardLogger):
 
     @property
     def experiment(self) -> Any:
-        writer, resumed, self._resumed = super().experiment, self._resumed, None
-        if resumed and is_rank_zero():
-            # the writer makes TensorBoard drop all points with an x above the resumed step
-            for line in rows_until(RunPaths(self._run.folder).metrics, *resumed):
+        writer = super().experiment
+        rows = self._kept_rows
+        self._kept_rows = []
+        if is_rank_zero():
+            # purge_step drops the points over tokens, whose x is above the resumed step
+            for line in rows:
                 self._write_over_tokens(json.loads(line))
         return writer
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         with explained("write", self.log_dir):
-            if self.experiment.file_writer is None or not self._begun:  # the end of a fit closes it
+            if not self._is_begun:
+                self._is_begun = True
                 self.experiment.add_custom_scalars(CHARTS)
-                self._begun = True
-            # a validation has the count of its step for loss_by_tokens alone
-            left_out = "perf/tokens" if "val/loss" in metrics else None
-            self._write({tag: y for tag, y in metrics.items() if tag != left_out}, step)
+            points = dict(metrics)
+            if "val/loss" in points:  # it has the count of its step for loss_by_tokens alone
+                points.pop("perf/tokens", None)
+            super().log_metrics(points, step)
             self._write_over_tokens(metrics)
-
-    def _write(self, points: dict[str, float], x: int | None, time_s: float | None = None) -> None:
-        """Write points as one event, the first of each curve with the curve's description.
-
-        The writer's thread wakes up for each event, and this thread waits for it.
-        """
-        from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary
-        from tensorboard.plugins.scalar.metadata import create_summary_metadata
-
-        summary = Summary()
-        for tag, y in points.items():
-            point = summary.value.add(tag=tag, simple_value=float(y))
-            if text := self._texts.pop(tag, ""):
-                point.metadata.CopyFrom(create_summary_metadata(tag, text))
-                point.metadata.data_class = DATA_CLASS_SCALAR
-        self.experiment.file_writer.add_summary(summary, x, time_s)
 
     def _write_over_tokens(self, row: Mapping[str, float | None]) -> None:
         tokens = row.get("perf/tokens")
         for tag, over_tokens in OVER_TOKENS.items():
             if tokens is not None and tag in row:
-                y = math.nan if (value := row[tag]) is None else value  # JSON has no NaN
-                self._write({over_tokens: y}, int(tokens), row.get("time"))
+                loss = row[tag]
+                y = math.nan if loss is None else loss  # JSON has no NaN
+                self.experiment.add_scalar(over_tokens, y, int(tokens), row.get("time"))
 
     def save(self) -> None:
         """Write nothing: the writer's thread flushes the events, and RunLogger.sync all of them."""
@@ -249,6 +256,7 @@ class RunEvents(TensorBoardLogger):
     def finalize(self, status: str) -> None:
         with explained("write", self.log_dir):
             super().finalize(status)
+        self._is_begun = False  # the end of a fit closes the writer
         if self._run.resume_step is not None:
             # a resume with an error, or with nothing to do, leaves the folder as it was
             for path in set(self._run.folder.glob(EVENTS)) - self._found:
@@ -258,25 +266,17 @@ class RunEvents(TensorBoardLogger):
     def log_hyperparams(self, params: Fields, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Write the hyperparameters so that TensorBoard compares runs by their curves.
 
-        Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the
-        curves are enough. TensorBoard shows those of the first file by name, so that a resume
-        replaces a file that precedes all others.
+        Lightning's method draws a false first point in each curve that it is given. TensorBoard
+        shows the hyperparameters of the first file by name, so a resume replaces a file that
+        precedes all others.
         """
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams  # imports TensorBoard
 
         self.hparams.update(params)
         # a bool would be shown as a number
         scalars = {k: v if type(v) in (int, float) else str(v) for k, v in params.items()}
-        experiment, start, _ = hparams(scalars, dict.fromkeys(_TABLES["metrics"], 0.0))
-        plugin = experiment.value[0].metadata.plugin_data
-        columns = HParamsPluginData.FromString(plugin.content)
-        for column in columns.experiment.hparam_infos:
-            column.differs = column.name in _TABLES["hyperparameters"]  # the first columns
-        for metric in columns.experiment.metric_infos:
-            metric.description = DESCRIPTIONS[metric.name.tag]
-        plugin.content = columns.SerializeToString()
+        experiment, start, _ = hparams(scalars, dict.fromkeys(COMPARED, 0.0))
         folder = Path(self.log_dir)
         with explained("write to", folder):
             (folder / HPARAMS).unlink(missing_ok=True)

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import (
     EventAccumulator as ServersAccumulator,
 )
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
@@ -19,7 +17,7 @@ from tensorboard.util import tensor_util
 from torch.utils.tensorboard import SummaryWriter
 
 from gpt_lightning.runs.folders import RunPaths
-from gpt_lightning.runs.logger import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents, RunLogger
+from gpt_lightning.runs.logger import CHARTS, OVER_TOKENS, RunEvents, RunLogger
 
 NUMBERS = {"scalars": 0, "tensors": 0}  # keep all
 
@@ -115,37 +113,30 @@ def test_a_loss_that_is_no_number_is_drawn_as_none(runs):
     assert math.isnan(found[1][1])
 
 
-def test_the_charts_begin_with_both_losses_and_every_curve_has_its_unit(runs):
+def test_the_charts_begin_with_both_losses(runs):
     events = loaded(session(runs, 1, 1))
     (tensor,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(tensor_util.make_ndarray(tensor.tensor_proto).item())
     assert [category.title for category in layout.category] == list(CHARTS)
     first = layout.category[0].chart[0]
     assert list(first.multiline.tag) == ["train/loss$", "val/loss$"]
-    curves = [tag for charts in CHARTS.values() for _, tags in charts.values() for tag in tags]
-    assert all(tag.endswith("$") and tag[:-1] in DESCRIPTIONS for tag in curves)
-    for tag in ("train/loss", "val/loss", *OVER_TOKENS.values()):
-        metadata = events.summary_metadata[tag]
-        assert metadata.summary_description == DESCRIPTIONS[tag]
-        assert metadata.plugin_data.plugin_name == "scalars"
-        assert metadata.data_class == DATA_CLASS_SCALAR  # or the fast reader drops the description
 
 
-def test_hyperparameters_that_matter_are_the_first_columns(runs):
+def test_hyperparameters_have_the_curves_to_compare_and_no_false_point(runs):
     run = RunLogger(runs)
     events = RunEvents(run)
     events.log_hyperparams({"a": 1, "optimizer": "muon", "seed": 1337, "fused": False, "b": None})
     events.experiment.flush()
-    metadata = loaded(run.folder).summary_metadata
+    found = loaded(run.folder)
+    assert found.Tags()["scalars"] == []  # Lightning's own method would draw 0.0 at step 0
     experiment, start = (
-        HParamsPluginData.FromString(metadata[f"_hparams_/{name}"].plugin_data.content)
+        HParamsPluginData.FromString(
+            found.summary_metadata[f"_hparams_/{name}"].plugin_data.content
+        )
         for name in ("experiment", "session_start_info")
     )
-    infos = experiment.experiment.hparam_infos
-    assert {info.name for info in infos if info.differs} == {"optimizer", "seed"}
     metrics = experiment.experiment.metric_infos
     assert [metric.name.tag for metric in metrics][:2] == ["val/loss", "train/loss"]
-    assert all(metric.description for metric in metrics)
     values = start.session_start_info.hparams
     assert (values["fused"].string_value, values["seed"].number_value) == ("False", 1337)
     assert values["b"].string_value == "None"
@@ -162,11 +153,3 @@ def test_events_are_flushed_every_second_and_before_a_checkpoint(runs, monkeypat
     assert options["flush_secs"] == 1
     run.sync()
     assert points(run.folder, "train/loss") == [(1, 1.0)]
-
-
-def test_the_values_of_a_step_are_one_event(runs):
-    folder = session(runs, 1, 2)
-    (file,) = folder.glob("events.*")
-    counts = [len(event.summary.value) for event in EventFileLoader(str(file)).Load()]
-    # after the charts: all of train/loss, its loss over tokens; val/loss, and over tokens
-    assert [n for n in counts if n][1:] == [3, 1, 1, 1] * 2
