@@ -210,16 +210,6 @@ def permuted(key: Key, n: int, places: np.ndarray) -> np.ndarray:
     return out.astype(np.int64)
 
 
-def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
-    """Return the sort keys of documents first .. first + count - 1 in a shuffled dataset, uint64.
-
-    They are splitmix64's sequence: all keys of a seed are distinct.
-    """
-    z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    z = (z + splitmix64(np.array([seed], np.uint64) + INCREMENT)) * INCREMENT
-    return splitmix64(z)
-
-
 def splitmix64(words: np.ndarray) -> np.ndarray:
     """Return SplitMix64's finalizer (Steele, Lea and Flood 2014) of words, uint64."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)

@@ -17,6 +17,7 @@ from gpt_lightning.files import explained, file_sha256, json_digest
 
 OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
 PIECE_TOKENS = 2**21
+BUFFER_BYTES = 2**20
 SCAN_BYTES = 2**30  # largest size at which every token is checked before training
 # shards of a process that are mapped: a quarter of its file descriptors, of which each takes one
 MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
@@ -25,7 +26,7 @@ MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
 def write_stream(
     path: Path, chunks: Iterable[np.ndarray], dtype: np.dtype, file_format: str = "npy"
 ) -> Shard:
-    """Write a stream of tokens as a little-endian file, synced to the disk.
+    """Write a stream of tokens as one little-endian file, synced to the disk.
 
     Args:
         path: File to write.
@@ -36,17 +37,99 @@ def write_stream(
     Raises:
         OSError: The disk is full; a part of the file may be left.
     """
-    kind, n_tokens = dtype.newbyteorder("<"), 0
-    with open(path, "wb") as file:
-        file.seek(len(file_header(file_format, kind.name, 0)))
+    with contextlib.closing(ShardFile(path, dtype, file_format)) as file:
         for tokens in chunks:
-            file.write(np.ascontiguousarray(tokens, kind).view(np.uint8).data)
-            n_tokens += len(tokens)
-        file.seek(0)
-        file.write(file_header(file_format, kind.name, n_tokens))
-        file.flush()
-        os.fsync(file.fileno())
-    return Shard(path.name, n_tokens, file_sha256(path))
+            file.write(tokens)
+        return file.finish()
+
+
+class ShardFile:
+    """File of tokens that is written piece by piece, little-endian and synced to the disk.
+
+    Args:
+        path: File to write.
+        dtype: Type of the tokens, uint16 or uint32.
+        file_format: npy, nanogpt or llmc.
+
+    Attributes:
+        n_tokens: Number of tokens so far.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, file_format: str):
+        self.path = path
+        self.kind = dtype.newbyteorder("<")
+        self.file_format = file_format
+        self.n_tokens = 0
+        self._file = open(path, "wb", buffering=BUFFER_BYTES)  # noqa: SIM115 - close closes it
+        self._file.seek(len(file_header(file_format, self.kind.name, 0)))
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append tokens, (n,)."""
+        self._file.write(np.ascontiguousarray(tokens, self.kind).view(np.uint8).data)
+        self.n_tokens += len(tokens)
+
+    def finish(self) -> Shard:
+        """Write the header, sync and close the file, and return its description."""
+        self._file.seek(0)
+        self._file.write(file_header(self.file_format, self.kind.name, self.n_tokens))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Shard(self.path.name, self.n_tokens, file_sha256(self.path))
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+
+class ShardWriter:
+    """Consecutive shards of tokens that come piece by piece; none is written without a token.
+
+    Args:
+        folder: Folder of the files.
+        name: Begin of their names, which end in the number of the shard.
+        dtype: Type of the tokens, uint16 or uint32.
+        file_format: npy, nanogpt or llmc.
+        shard_tokens: Maximum number of tokens per file.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, dtype: np.dtype, file_format: str, shard_tokens: int
+    ):
+        self.folder = folder
+        self.name = name
+        self.dtype = dtype
+        self.file_format = file_format
+        self.shard_tokens = shard_tokens
+        self._shards: list[Shard] = []
+        self._file: ShardFile | None = None
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append tokens, (n,)."""
+        while len(tokens):
+            if self._file is None:
+                path = self.folder / f"{self.name}-{len(self._shards):05d}"
+                self._file = ShardFile(path, self.dtype, self.file_format)
+            space = self.shard_tokens - self._file.n_tokens
+            self._file.write(tokens[:space])
+            tokens = tokens[space:]
+            if self._file.n_tokens == self.shard_tokens:
+                self._finish_file(self._file)
+
+    def finish(self) -> list[Shard]:
+        """Complete the last file, and return all shards."""
+        if self._file:
+            self._finish_file(self._file)
+        return self._shards
+
+    def close(self) -> None:
+        """Close a file that is open, as it is."""
+        if self._file:
+            self._file.close()
+
+    def _finish_file(self, file: ShardFile) -> None:
+        self._shards.append(file.finish())
+        self._file = None
 
 
 # ---- one shard ---------------------------------------------------------------------------------

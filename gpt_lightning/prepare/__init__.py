@@ -7,13 +7,12 @@ command.py chooses one of two routes by SOURCE:
 | corpus name, text file | one text |
 | URL of a text, standard input | one text, after a copy |
 | standard input that is JSONL | documents, after a copy |
-| JSONL, Parquet, folder, glob, URL, hf:NAME | documents |
+| JSONL, Parquet, table, folder, glob, URL, hf:NAME | documents |
 
 One text: text.py reads it twice, and cuts it into splits by characters.
 
-Documents, in the sequence of pipeline.py: inputs.py finds the files; units.py cuts them into units
-of work, which executors.py runs; documents.py yields the texts of a file; the tokens of a unit are
-written into pieces, and these into shards; the manifest comes last.
+Documents: sources.py finds the files, documents.py cuts them into units, which pool.py runs in
+processes. readers.py yields the texts of a file. Each unit becomes shards; the manifest comes last.
 
-Both routes lock and replace the folder, or write to an address, with target.py.
+Both routes lock and replace the folder with target.py.
 """

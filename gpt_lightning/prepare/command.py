@@ -1,6 +1,5 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +10,9 @@ from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import sha256
-from gpt_lightning.prepare.inputs import (
+from gpt_lightning.prepare.documents import prepare_documents
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.sources import (
     HUB,
     as_list,
     find_inputs,
@@ -22,9 +22,7 @@ from gpt_lightning.prepare.inputs import (
     source_name,
     spooled,
 )
-from gpt_lightning.prepare.pipeline import prepare_documents
-from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import Target
+from gpt_lightning.prepare.target import Made, Target
 from gpt_lightning.prepare.text import prepare_one_text
 
 
@@ -41,17 +39,16 @@ def prepare(
     Args:
         source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
             shakespeare-plays-all); or documents: JSONL files (.jsonl, .ndjson, .json, also .gz and
-            .zst), Parquet or Arrow files, folders or globs of these and of .txt files, URLs of such
-            files (https://, s3://, hf://), datasets of the Hugging Face hub
-            (hf:NAME[:CONFIG][:SPLIT]);
+            .zst), Parquet or Arrow files, tables (.csv, .tsv), folders or globs of these and of
+            .txt files, URLs of such files (https://, s3://, hf://), datasets of the Hugging Face
+            hub (hf:NAME[:CONFIG][:SPLIT]);
             or - for standard input, JSONL or one text.
         tokenizer: char, byte, an encoding of tiktoken such as gpt2, a file tokenizer.json of
             Hugging Face, a dataset such as data/mine-char, whose tokens are taken, or bpe:8192: as
             many tokens, trained on the training split. Documents need an end-of-text token, which
             is written before each document.
-        out: Folder of the dataset, or a URL (s3://BUCKET/NAME); null: <data_dir>/<corpus or file's
-            stem>-<tokenizer>.
-        data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
+        out: Folder of the dataset; null: <data_dir>/<corpus or file's stem>-<tokenizer>.
+        data_dir: Folder of corpora and datasets.
         overwrite: Replace a dataset that was made from another text or with other settings.
         settings: Further settings of the dataset, the fields of prepare.settings.Settings.
     """
@@ -59,18 +56,13 @@ def prepare(
     sources = as_list(source)
     if not sources or not all(found.strip() for found in sources):
         raise UserError("source is empty; give a value, or leave it out")
+    if out and is_url(out):
+        raise UserError(f"--out {out} is an address: give a local name, and upload that")
     folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
-    address = out.rstrip("/") if out and is_url(out) else ""
-    if address:
-        digest = sha256(address.encode())[:8]
-        folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # unfinished work
-    target = Target(folder, overwrite, address)
-    manifest, made = _prepare(sources, Path(data_dir), target, chosen)
-    if not manifest:
-        return
+    manifest, made = _prepare(sources, Path(data_dir), Target(folder, overwrite), chosen)
     if not made:
-        print(f"{target.name} is already prepared from this text with these settings")
-    _print_summary(target.name, manifest)
+        print(f"{folder} is already prepared from this text with these settings")
+    _print_summary(str(folder), manifest)
 
 
 def prepare_source(
@@ -84,7 +76,6 @@ def prepare_source(
     settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
     manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings)
-    assert manifest  # None is for one job of an array
     return manifest
 
 
@@ -106,10 +97,8 @@ def dataset_folder(
     return Path(data_dir) / f"{name}-{tokens}{split}"
 
 
-def _prepare(
-    sources: Sequence[str], data_dir: Path, target: Target, settings: Settings
-) -> tuple[Manifest | None, bool]:
-    """Return the dataset of a target, and whether it was made now; None for one job of an array."""
+def _prepare(sources: Sequence[str], data_dir: Path, target: Target, settings: Settings) -> Made:
+    """Return the dataset of a target, and whether it was made now."""
     source = sources[0]
     typed = {"tokenizer": settings.tokenizer}
     target = replace(target, source=shlex.join(sources), typed=typed)
@@ -125,12 +114,6 @@ def _prepare(
     if not Path(source).is_file():  # a device may never end
         known = ", ".join(CORPORA)
         raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
-    if dialect := {".csv": "excel", ".tsv": "excel-tab"}.get(Path(source).suffix.lower()):
-        file = f'open({json.dumps(source, ensure_ascii=False)}, newline="", encoding="utf-8-sig")'
-        rows = f'csv.field_size_limit(2**30) and csv.DictReader({file}, dialect="{dialect}")'
-        program = f"import csv, json; [print(json.dumps(row)) for row in {rows}]"
-        fix = f"convert it with python -c {shlex.quote(program)} > documents.jsonl"
-        raise UserError(f"{source} is a table, not a text: {fix}, or let its name end in .txt")
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 

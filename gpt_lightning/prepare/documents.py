@@ -1,359 +1,593 @@
-"""Documents in files: the text or token ids of each, and its place for error messages."""
+"""Documents to a dataset: processes turn units of the inputs into shards; the manifest comes last.
 
+A unit is some 64 MiB of consecutive documents: many small files together, or a part of a large one.
+Units depend on the inputs alone, so the dataset has the same bytes for any number of processes. The
+tokens of a unit are written to its own shards as they come. Its record is written after them, so a
+run that was killed continues with the units that have one.
+"""
+
+import contextlib
 import functools
-import gzip
 import hashlib
-import io
 import json
-import re
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.errors import UserError, one_line, optional
-from gpt_lightning.prepare.inputs import BOM, Input, check_begin, explained_input, open_input
-from gpt_lightning.prepare.settings import Errors
+from gpt_lightning.data.formats import FORMATS, capacity, extras, file_header, file_name
+from gpt_lightning.data.manifest import SPLITS, Manifest, Shard, TextOrigin
+from gpt_lightning.data.shards import ShardWriter, token_pieces, write_stream
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype, train_bpe
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, file_sha256, json_digest, write_atomic
+from gpt_lightning.output import progress_bar
+from gpt_lightning.prepare.pool import check_main_guard, run_all
+from gpt_lightning.prepare.readers import Documents, column_sizes
+from gpt_lightning.prepare.settings import MIN_TOKENS, Settings, exact, split_borders
+from gpt_lightning.prepare.sources import Input, check_unchanged, contents, fingerprint
+from gpt_lightning.prepare.target import INPUTS, Made, Target
 
-REPLACEMENT = "\ufffd"
-CHUNK_BYTES = 2**20
-BATCH_ROWS = 64  # rows of Parquet in memory at a time
-WINDOW_BYTES = 2**31  # `zstd --long=31`, as in dumps of Reddit; zstd's own limit is 2**27
-HEAD_BYTES = 4096  # bytes of a text that are examined
-# first bytes of files that no setting turns into text
-MAGICS = (
-    b"\xff\xfe",  # UTF-16
-    b"\xfe\xff",
-    b"\x1f\x8b",  # gzip
-    b"\x28\xb5\x2f\xfd",  # zstd
-    b"PAR1",  # Parquet
-    b"%PDF",
-    b"PK\x03\x04",  # zip
-    b"BZh91AY",  # bzip2
-    b"\xfd7zXZ\x00",  # xz
-)
-RECODE = "if it is UTF-16, convert it with iconv -f utf-16le (or utf-16be) -t utf-8"
-Place = Callable[[], str]  # returns file and line, which takes time
-Contents = Iterator[tuple[Any, Place]]  # each document and its place
-Text = str | np.ndarray  # text, or its token ids, int64 (n,)
+UNIT_BYTES = 2**26
+UNIT_PARTS = 4096
+CLEAN = "clean"
+# row of a unit's table of documents: tokens with the end-of-text token, bytes and SHA-256 of the
+# text in UTF-8
+ROW = np.dtype([("tokens", "<i8"), ("bytes", "<i8"), ("sha256", "V32")])
+ROW_BYTES = struct.Struct("<qq32s")  # the same
 
 
-class BadDocument(Exception):
-    """A document is damaged; the message names what was expected and found."""
+# ---- units ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive documents of one file.
+
+    Attributes:
+        entry: File.
+        start: First byte (JSONL) or row group (Parquet); 0 for other files, which are read whole.
+        stop: First byte or row group after the part; None: the end of the file.
+        size: Approximate bytes of text.
+    """
+
+    entry: Input
+    start: int
+    stop: int | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parts that are tokenized together, in order."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes of text, for the progress bar."""
+        return sum(part.size for part in self.parts)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Digest of the files' names, sizes and stamps, and of the places in them."""
+        facts = [
+            [part.entry.name, part.entry.size, part.entry.stamp, part.start, part.stop]
+            for part in self.parts
+        ]
+        return json_digest(facts)[:16]
+
+
+def plan_units(
+    inputs: Sequence[Input], text_field: str, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """Return the units of the inputs, of about unit_bytes each, in the order of the inputs.
+
+    Raises:
+        UserError: A Parquet file is damaged or has no such column.
+    """
+    units: list[Unit] = []
+    parts: list[Part] = []
+    held = 0
+    for entry in inputs:
+        for part in _parts(entry, text_field, unit_bytes):
+            parts.append(part)
+            held += part.size
+            if held >= unit_bytes or len(parts) == UNIT_PARTS:
+                units.append(Unit(tuple(parts)))
+                parts = []
+                held = 0
+    if parts:
+        units.append(Unit(tuple(parts)))
+    return units
+
+
+def _parts(entry: Input, text_field: str, unit_bytes: int) -> Iterator[Part]:
+    """Yield the parts of a file: ranges of JSONL, row groups of Parquet, else the whole file."""
+    if entry.kind == "parquet":
+        limit = unit_bytes if entry.seekable else sys.maxsize  # each part would copy the file
+        start = 0
+        held = 0
+        for group, size in enumerate(column_sizes(entry, text_field)):
+            held += size
+            if held >= limit:
+                yield Part(entry, start, group + 1, held)
+                start = group + 1
+                held = 0
+        if held or not start:
+            yield Part(entry, start, None, held)
+    elif entry.kind == "jsonl" and entry.size and entry.seekable and not entry.compression:
+        for start in range(0, entry.size, unit_bytes):
+            stop = min(start + unit_bytes, entry.size)
+            yield Part(entry, start, stop, stop - start)
+    else:
+        yield Part(entry, 0, None, entry.size or 0)
+
+
+# ---- a unit to its shards ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """Description of a finished unit.
+
+    Attributes:
+        shards: Files of tokens of each split, in order of SPLITS; with split_by fraction all tokens
+            are in the first.
+        documents: Number of documents of each split.
+        text_bytes: Bytes of the texts of each split in UTF-8.
+        errors: Setting `errors` if something was skipped or replaced, else CLEAN.
+        skipped: Damaged documents that were omitted (errors skip).
+        replaced: Characters that replace damaged bytes (errors replace).
+    """
+
+    shards: list[list[Shard]]
+    documents: list[int]
+    text_bytes: list[int]
+    errors: str
+    skipped: int
+    replaced: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Folder and settings that all units share."""
+
+    folder: Path
+    settings: Settings
+
+    @classmethod
+    def below(cls, root: Path, settings: Settings) -> "Job":
+        """Return the job of these settings, whose folder is in a folder of all unfinished work."""
+        facts = settings.of_documents() | {"errors": None, "shuffle": None}
+        return cls(root / json_digest([facts, settings.format], sort_keys=True)[:12], settings)
+
+    def record(self, unit: Unit) -> Record | None:
+        """Return the record of a finished unit; None if it is missing or does not fit."""
+        try:
+            found = json.loads((self.folder / f"{unit.key}.json").read_bytes())
+            found["shards"] = [[Shard(**row) for row in rows] for rows in found["shards"]]
+            record = Record(**found)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return record if record.errors in (CLEAN, self.settings.errors) else None
+
+    def table_path(self, unit: Unit) -> Path:
+        """Return the path of a unit's table of documents."""
+        return self.folder / f"{unit.key}.documents"
+
+    def table(self, unit: Unit) -> np.ndarray:
+        """Return the table of the documents of a unit, ROW (documents,)."""
+        return np.fromfile(self.table_path(unit), ROW)
+
+    def is_whole(self, unit: Unit, record: Record) -> bool:
+        """Return whether the files of a finished unit are as they were written."""
+        try:
+            n_bytes = self.table_path(unit).stat().st_size
+            return n_bytes == ROW.itemsize * sum(record.documents) and all(
+                file_sha256(self.folder / shard.file) == shard.sha256
+                for shards in record.shards
+                for shard in shards
+            )
+        except OSError:
+            return False
+
+
+def make_unit(job: Job, unit: Unit) -> Record:
+    """Write the shards of a unit, then its record; a finished unit with whole shards is kept.
+
+    Raises:
+        UserError: An input cannot be read or is damaged, or the disk is full; the unit has no
+            files then.
+    """
+    finished = job.record(unit)
+    if finished and job.is_whole(unit, finished):
+        return finished
+    try:
+        with explained("write", job.folder):
+            job.folder.mkdir(parents=True, exist_ok=True)
+            record = _write_unit(job, unit)
+            content = json.dumps(asdict(record)).encode()
+            write_atomic(job.folder / f"{unit.key}.json", content)
+        return record
+    except BaseException:
+        for path in job.folder.glob(f"{unit.key}*"):
+            path.unlink()
+        with contextlib.suppress(OSError):  # other units are there
+            job.folder.rmdir()
+            job.folder.parent.rmdir()
+        raise
+
+
+def _write_unit(job: Job, unit: Unit) -> Record:
+    """Write the tokens of a unit; each document begins with the end-of-text token.
+
+    Memory: the longest document a few times.
+    """
+    settings = job.settings
+    tokenizer = settings.build_tokenizer()
+    assert tokenizer.eot_token is not None  # prepare_documents checks it
+    dtype = token_dtype(tokenizer.vocab_size)
+    eot = np.array([tokenizer.eot_token], dtype)
+    limit = capacity(settings.format, settings.shard_tokens)
+    reader = Documents(settings.text_field, settings.errors)
+    documents = [0 for _ in SPLITS]
+    text_bytes = [0 for _ in SPLITS]
+    with contextlib.ExitStack() as files:
+        table = files.enter_context(open(job.table_path(unit), "wb"))
+        writers = []
+        for split in SPLITS:
+            writer = ShardWriter(job.folder, f"{unit.key}-{split}", dtype, settings.format, limit)
+            writers.append(files.enter_context(contextlib.closing(writer)))
+        for part in unit.parts:
+            for text, where in reader.read(part.entry, part.start, part.stop):
+                try:
+                    tokens = tokenizer.encode(text)
+                except UserError as error:  # tiktoken limits runs of white space
+                    reader.count_damaged(where, str(error))
+                    continue
+                content = text.encode()
+                digest = hashlib.sha256(content).digest()
+                number = 0 if settings.split_by == "fraction" else split_number(digest, settings)
+                writers[number].write(eot)
+                writers[number].write(tokens)
+                documents[number] += 1
+                text_bytes[number] += len(content)
+                table.write(ROW_BYTES.pack(len(tokens) + 1, len(content), digest))
+            check_unchanged(part.entry)
+        shards = [writer.finish() for writer in writers]
+        table.flush()
+        os.fsync(table.fileno())
+    errors = settings.errors if reader.skipped or reader.replaced else CLEAN
+    return Record(shards, documents, text_bytes, errors, reader.skipped, reader.replaced)
+
+
+def split_number(digest: bytes, settings: Settings) -> int:
+    """Return the number in SPLITS of a document's split, by the SHA-256 of its text.
+
+    Equal documents get the same split: validation text that is also trained on would lower the
+    validation loss.
+    """
+    val_end, test_end = hash_borders(settings)
+    share = int.from_bytes(digest[:8], "little")
+    if share < val_end:
+        return SPLITS.index("val")
+    if share < test_end:
+        return SPLITS.index("test")
+    return SPLITS.index("train")
+
+
+@functools.lru_cache(maxsize=4)
+def hash_borders(settings: Settings) -> tuple[int, int]:
+    """Return the first hash of 64 bits after the validation split, and after the test split."""
+    val = exact(settings.val_fraction)
+    test = exact(settings.test_fraction)
+    return int(val * 2**64), int((val + test) * 2**64)
+
+
+# ---- units to a dataset --------------------------------------------------------------------------
+
+
+def prepare_documents(
+    inputs: Sequence[Input], name: str, target: Target, settings: Settings
+) -> Made:
+    """Return the dataset of documents, and whether it was made now.
+
+    Unfinished work is in `.NAME.parts` beside `out` until the dataset is complete. A run that was
+    killed at any moment continues from the finished units, with the same bytes as a result.
+
+    Raises:
+        UserError: The inputs or settings make no dataset, the folder holds something else, or the
+            disk is full.
+    """
+    check_main_guard()
+    chosen = settings.tokenizer
+    place = target.out.resolve()
+    root = place.with_name(f".{place.name}.parts")
+    target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
+    target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
+    target = replace(target, has_contents=functools.partial(_has_contents, inputs))
+    if settings.trains:
+        if there := target.existing():
+            return there, False
+        settings = with_trained_tokenizer(inputs, settings, root)
+    tokenizer = None if chosen == "char" else settings.build_tokenizer()
+    if not tokenizer or tokenizer.eot_token is None:
+        fix = "use the tokenizer gpt2, or give one text file"
+        raise UserError(f"tokenizer {chosen} has no end-of-text token to separate documents: {fix}")
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
+    extras(settings.format, tokenizer)
+    job = Job.below(root, settings)
+    made = target.make_once(functools.partial(_make, job, inputs, name, target, tokenizer))
+    shutil.rmtree(job.folder, ignore_errors=True)
+    if chosen != settings.tokenizer:
+        Path(settings.tokenizer).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it holds work of other settings
+        root.rmdir()
+    return made
+
+
+def _make(
+    job: Job, inputs: Sequence[Input], name: str, target: Target, tokenizer: Tokenizer
+) -> Made:
+    """Make the missing units, and deliver the dataset."""
+    settings = job.settings
+    units = plan_units(inputs, settings.text_field)
+    records = _make_units(job, units)
+    if settings.shuffle is not None:
+        order = np.random.default_rng(settings.shuffle).permutation(len(units)).tolist()
+        units = [units[index] for index in order]
+        records = [records[index] for index in order]
+    if settings.split_by == "fraction":
+        splits = splits_by_fraction(job, units, records)
+    else:
+        splits = splits_by_hash(records)
+    for split in split_borders(0, settings.val_fraction, settings.test_fraction):
+        found = splits[split]
+        check_size(name, split, found.n_tokens, f"{found.documents} documents")
+    new = job.folder / "new"
+    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed here
+    dtype = token_dtype(tokenizer.vocab_size)
+    begin_dataset(new, tokenizer, settings)
+    shards = {
+        split: _placed(job.folder, found.slices, split, dtype, settings.format)
+        for split, found in splits.items()
+        if found.n_tokens
+    }
+    facts = {"inputs": target.wanted["inputs"], "contents": contents(inputs)}
+    write_atomic(new / INPUTS, json.dumps(facts).encode() + b"\n")
+    digest = hashlib.sha256()
+    for unit in units:
+        digest.update(job.table(unit)["sha256"].tobytes())
+    text_bytes = {split: splits[split].text_bytes for split in shards}
+    manifest = Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype.name,
+        source=TextOrigin(name, sum(text_bytes.values()), digest.hexdigest()),
+        settings=settings.of_documents()
+        | {
+            "tokenizer": target.wanted["tokenizer"],
+            "documents": sum(found.documents for found in splits.values()),
+            "skipped": sum(record.skipped for record in records),
+            "replaced": sum(record.replaced for record in records),
+        },
+        splits=shards,
+        format=settings.format,
+        text_bytes=text_bytes,
+    )
+    return target.deliver(job.folder, manifest)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Tokens first .. last - 1 of a shard."""
+
+    shard: Shard
+    first: int
+    last: int
 
 
 @dataclass
-class Documents:
-    """Reader of documents that counts skipped documents and replaced bytes.
+class Split:
+    """Content of a split of the dataset.
 
-    Memory: the longest document a few times, and of a Parquet file the pages of a row group.
-
-    Args:
-        text_field: Field of a JSON object, column of a Parquet or Arrow file.
-        errors: strict: a damaged document raises an error. skip: it is omitted and counted.
-            replace: bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, counted.
+    Attributes:
+        slices: Its tokens, in order.
+        documents: Number of documents.
+        text_bytes: Bytes of their texts in UTF-8.
     """
 
-    text_field: str
-    errors: Errors
-    skipped: int = 0
-    replaced: int = 0
-    _digest: Any = field(default_factory=hashlib.sha256)
+    slices: list[Slice]
+    documents: int = 0
+    text_bytes: int = 0
 
     @property
-    def content(self) -> str:
-        """Digest of all lines, cells, ids and texts that were read, before they were decoded."""
-        return self._digest.hexdigest()[:32]
+    def n_tokens(self) -> int:
+        """Number of tokens."""
+        return sum(part.last - part.first for part in self.slices)
 
-    def read(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[Text, Place]]:
-        """Yield the documents of a part of a file, in order, and the place of each.
 
-        Args:
-            entry: File to read.
-            start: First byte (jsonl) or row group (parquet) of the part; arrow has one part.
-            stop: First byte or row group after the part; None: the end of the file.
+def splits_by_hash(records: Sequence[Record]) -> dict[str, Split]:
+    """Return the splits of units whose documents are in their splits' shards."""
+    splits = {}
+    for number, split in enumerate(SPLITS):
+        shards = [shard for record in records for shard in record.shards[number]]
+        splits[split] = Split(
+            [Slice(shard, 0, shard.tokens) for shard in shards],
+            sum(record.documents[number] for record in records),
+            sum(record.text_bytes[number] for record in records),
+        )
+    return splits
 
-        Raises:
-            UserError: The file cannot be read, or a document is damaged and errors is strict.
-        """
-        parse: Callable[[Any], Text] = self._text_of if entry.kind == "jsonl" else self._checked
-        first = entry.kind == "jsonl" and not start
-        for content, where in self.contents(entry, start, stop):
-            if entry.kind == "jsonl" and not content.strip():
-                continue
-            if first:
-                check_begin(entry.path, content)
-            first = False
-            try:
-                text = parse(content)
-            except BadDocument as error:
-                self.count_damaged(where, str(error))
+
+def splits_by_fraction(
+    job: Job, units: Sequence[Unit], records: Sequence[Record]
+) -> dict[str, Split]:
+    """Return the splits of the first, the next and the last tokens of all units.
+
+    A document is in the split in which it begins.
+    """
+    settings = job.settings
+    shards = [shard for record in records for shard in record.shards[0]]
+    n_tokens = sum(shard.tokens for shard in shards)
+    borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
+    splits = {split: Split([]) for split in SPLITS}
+    ends = dict.fromkeys(SPLITS, 0)  # last token + 1 of each split
+    begin = 0
+    for unit in units:
+        table = job.table(unit)
+        starts = begin + np.cumsum(table["tokens"]) - table["tokens"]
+        for split, (first, last) in borders.items():
+            own = table[(starts >= first) & (starts < last)]
+            splits[split].documents += len(own)
+            splits[split].text_bytes += int(own["bytes"].sum())
+            ends[split] += int(own["tokens"].sum())
+        begin += int(table["tokens"].sum())
+    first = 0
+    for split in borders:
+        last = first + ends[split]
+        splits[split].slices = slices_of(shards, first, last)
+        first = last
+    return splits
+
+
+def slices_of(shards: Sequence[Shard], first: int, last: int) -> list[Slice]:
+    """Return tokens first .. last - 1 of consecutive shards."""
+    slices = []
+    begin = 0
+    for shard in shards:
+        low = max(first - begin, 0)
+        high = min(last - begin, shard.tokens)
+        if low < high:
+            slices.append(Slice(shard, low, high))
+        begin += shard.tokens
+    return slices
+
+
+def _make_units(job: Job, units: Sequence[Unit]) -> list[Record]:
+    """Return the records of all units in order, after making those that are missing."""
+    n_done = sum(job.record(unit) is not None for unit in units)
+    if n_done:
+        print(f"continuing: {n_done} of {len(units)} parts are complete", flush=True)
+    records: dict[Unit, Record] = {}
+    with progress_bar(sum(unit.size for unit in units)) as bar:
+        for unit, record in run_all(functools.partial(make_unit, job), units, job.settings):
+            records[unit] = record
+            bar.update(unit.size)
+    return [records[unit] for unit in units]
+
+
+def _placed(
+    folder: Path, slices: Sequence[Slice], split: str, dtype: np.dtype, file_format: str
+) -> tuple[Shard, ...]:
+    """Write the shards of a split to the folder `new`, and return them.
+
+    A whole shard becomes a link, which needs no space; a file system without links gets a copy.
+    nanoGPT has one file a split.
+    """
+    new = folder / "new"
+    if FORMATS[file_format].is_one_file:
+        path = new / file_name(file_format, split, 0)
+        pieces = (piece for part in slices for piece in _tokens(folder, part, dtype))
+        with explained("write", folder):
+            return (write_stream(path, pieces, dtype, file_format),)
+    placed = []
+    for index, part in enumerate(slices):
+        path = new / file_name(file_format, split, index)
+        shard = replace(part.shard, file=path.name)
+        with explained("write", folder):
+            if part.last - part.first < shard.tokens:
+                shard = write_stream(path, _tokens(folder, part, dtype), dtype, file_format)
             else:
-                yield text, where
-
-    def contents(self, entry: Input, start: int, stop: int | None) -> Contents:
-        """Yield the bytes or ids of each document of a part of a file, undecoded, and its place."""
-        with explained_input(entry), open_input(entry) as file:
-            rows = functools.partial(_rows, self.text_field)
-            readers: dict[str, Callable[..., Contents]] = {"text": _whole, "jsonl": _lines}
-            readers["arrow"] = functools.partial(_arrow_rows, self.text_field)
-            for content, where in readers.get(entry.kind, rows)(file, entry, start, stop):
-                n_bytes = -1 if content is None else len(content)
-                self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
-                self._digest.update(b"" if content is None else content)
-                yield content, where
-
-    def count_damaged(self, where: Place, reason: str) -> None:
-        """Count a damaged document, or raise.
-
-        Raises:
-            UserError: The setting errors is not skip.
-        """
-        if self.errors != "skip":
-            raise UserError(f"{where()}: {reason}; repair it, or omit it with --errors skip")
-        self.skipped += 1
-
-    def _checked(self, content: Any) -> Text:
-        """Return the document in a cell or a file."""
-        if isinstance(content, bytes):
-            return self._decoded(content)
-        if content is None or content.dtype != np.int64:  # floats, with NaN for null
-            raise BadDocument(f"expected a value in the column {self.text_field!r}, found null")
-        return content
-
-    def _decoded(self, content: bytes) -> str:
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            if self.errors != "replace":
-                found = not_utf8(content, error, 0, "--errors replace puts U+FFFD there")
-                raise BadDocument(f"expected UTF-8, found {found}") from error
-        text = content.decode(errors="replace")
-        self.replaced += text.count(REPLACEMENT) - content.count(REPLACEMENT.encode())
-        return text
-
-    def _text_of(self, line: bytes) -> str:
-        expected = f"expected a JSON object with a string in the field {self.text_field!r}, found"
-        try:
-            found = json.loads(self._decoded(line.rstrip(b"\r\n")))
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", type(error).__name__)
-            raise BadDocument(f"{expected} no JSON ({reason})") from error
-        text = found.get(self.text_field) if isinstance(found, dict) else None
-        if not isinstance(text, str):
-            raise BadDocument(f"{expected} {json.dumps(found)[:60]} (--text_field names another)")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            if self.errors != "replace":
-                reason = f"character {error.start:,} is half of a surrogate pair"
-                raise BadDocument(f"{reason} (--errors replace puts U+FFFD there)") from error
-            before = text.count(REPLACEMENT)
-            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            self.replaced += text.count(REPLACEMENT) - before
-        return text
+                try:
+                    os.link(folder / part.shard.file, path)
+                except OSError:
+                    shutil.copyfile(folder / part.shard.file, path)
+        placed.append(shard)
+    return tuple(placed)
 
 
-# ---- contents of files ---------------------------------------------------------------------------
+def _tokens(folder: Path, part: Slice, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Yield the tokens of a slice in pieces, (n,) each."""
+    begin = 0
+    for piece in token_pieces(folder, part.shard, dtype.name):
+        yield piece[max(part.first - begin, 0) : max(part.last - begin, 0)]
+        begin += len(piece)
 
 
-def _whole(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
-    content = file.read()
-    check_text(content, entry.path)
-    yield content, lambda: entry.path
+def _has_contents(inputs: Sequence[Input], facts: dict[str, str]) -> bool:
+    """Return whether the inputs have the contents in a dataset's facts about its own."""
+    print("the inputs' times changed: comparing their contents", flush=True)
+    return facts.get("contents") == contents(inputs)
 
 
-def _lines(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
-    offset = first = _first_line(file, start, stop) if start else 0
-    lines = _compressed_lines(file, entry) if entry.compression else iter(file.readline, b"")
-    number = 0
-    while (stop is None or offset < stop) and (line := next(lines, b"")):
-        if not offset:
-            check_text(line, entry.path)
-        number += 1
-        where = functools.partial(_line_at, entry, first, number)
-        yield line if offset else line.removeprefix(BOM), where
-        offset += len(line)
-
-
-def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:
-    """Seek the first line that begins at or after `start`; return its offset.
-
-    The search ends at `stop`, as a line may have many gigabytes.
-    """
-    offset = start - 1  # if that byte is a newline, a line begins at `start`
-    file.seek(offset)
-    while stop is None or offset < stop:
-        part = file.readline(CHUNK_BYTES)
-        offset += len(part)
-        if not part or part.endswith(b"\n"):
-            return offset
-    return offset
-
-
-def _line_at(entry: Input, offset: int, number: int) -> str:
-    """Return file and number of a line; this reads the file up to an offset.
-
-    Args:
-        entry: Input of the line.
-        offset: Begin of a line.
-        number: Number of the line from there.
-    """
-    with open_input(entry) as file:
-        while offset > 0 and (chunk := file.read(min(CHUNK_BYTES, offset))):
-            number += chunk.count(b"\n")
-            offset -= len(chunk)
-    return f"{entry.path}, line {number:,}"
-
-
-# ---- compressed files: a file that was cut off raises an error -----------------------------------
-
-
-def _compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
-    unpacked = gzip.GzipFile(fileobj=file)
-    is_gzip = entry.compression == ".gz"
-    plain = file.read(1) == b"{"  # a client may have unpacked it (Content-Encoding)
-    file.seek(0)
-    if plain:
-        yield from file
-        return
-    try:
-        yield from io.BufferedReader(unpacked, CHUNK_BYTES) if is_gzip else _zstd_lines(file)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged(entry, f"intact {entry.compression}", error) from error
-
-
-def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a .zst file; the package's own reader accepts one that was cut off."""
-    zstandard = optional("zstandard", "data")
-    frame, rest, held = None, b"", b""
-    while chunk := rest or file.read(CHUNK_BYTES // 16):
-        frame = frame or zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
-        try:
-            held += frame.decompress(chunk)
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from error
-        *lines, held = held.split(b"\n")
-        yield from (line + b"\n" for line in lines)
-        rest = frame.unused_data if frame.eof else b""
-        frame = None if frame.eof else frame
-    if frame:
-        raise EOFError("the file ends within a frame")
-    yield from filter(None, [held])
-
-
-# ---- columns of Parquet and Arrow files ----------------------------------------------------------
-
-
-def _parquet(file: BinaryIO, entry: Input) -> Any:
-    """Open a Parquet file and read its footer."""
-    pyarrow = optional("pyarrow", "data")
-    parquet = optional("pyarrow.parquet", "data")
-    try:
-        return parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(entry, "Parquet", error) from error
-
-
-def _check_column(schema: Any, entry: Input, text_field: str) -> None:
-    """Raise a UserError if a table has no such column of strings or of lists of integers."""
-    types = dict(zip(schema.names, schema.types, strict=True))
-    kind: Any = types.get(text_field)
-    is_list = re.match("(large_|fixed_size_)?list<", str(kind))
-    value = kind.value_type if is_list or str(kind).startswith("dictionary") else kind
-    if not re.fullmatch(r"u?int\d+" if is_list else "(large_)?string(_view)?", str(value)):
-        found = ", ".join(f"{name!r} of {kind}" for name, kind in list(types.items())[:8])
-        expected = f"expected a column {text_field!r} of strings or of token ids (--text_field)"
-        raise UserError(f"{entry.path}: {expected}, found {found}")
-
-
-def column_sizes(entry: Input, text_field: str) -> list[int]:
-    """Return the bytes of the text or ids in each row group of a Parquet file, decompressed.
+def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Make the folder of a new dataset, with the files that its format needs besides the shards.
 
     Raises:
-        UserError: The file is not Parquet, or has no such column.
+        UserError: The format does not know the tokenizer, or cannot hold its tokens.
     """
-    with explained_input(entry), open_input(entry) as file:
-        table = _parquet(file, entry)
-    _check_column(table.schema_arrow, entry, text_field)
-    metadata = table.metadata
-    paths = [f"{metadata.schema.column(i).path}." for i in range(metadata.num_columns)]
-    # the path of a list is COLUMN.list.element
-    column = next(i for i, path in enumerate(paths) if path.startswith(f"{text_field}."))
-    groups = range(metadata.num_row_groups)
-    return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
+    files = extras(settings.format, tokenizer)
+    folder.mkdir()
+    for name, content in files.items():
+        write_atomic(folder / name, content)
 
 
-def _rows(column: str, file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
-    table = _parquet(file, entry)
-    groups = range(start, table.num_row_groups if stop is None else stop)
-    row = sum(table.metadata.row_group(group).num_rows for group in range(start))
-    batches = table.iter_batches(BATCH_ROWS, list(groups), [column])
-    yield from _cells(batches, column, entry, row, "Parquet")
-
-
-def _arrow_rows(column: str, file: BinaryIO, entry: Input, *part: object) -> Contents:
-    pyarrow = optional("pyarrow", "data")
-    try:
-        table = pyarrow.ipc.open_stream(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(entry, "a stream of Arrow, as save_to_disk writes it", error) from error
-    _check_column(table.schema, entry, column)
-    yield from _cells(table, column, entry, 0, "Arrow")
-
-
-def _cells(batches: Any, column: str, entry: Input, row: int, kind: str) -> Contents:
-    """Yield the bytes of each row of a column, or its ids, after `row` rows."""
-    pyarrow = optional("pyarrow", "data")
-    try:
-        for batch in batches:
-            cells = batch.column(column)
-            is_list = pyarrow.types.is_nested(cells.type)
-            if is_list:
-                cells = cells.cast(pyarrow.large_list(pyarrow.int64()))
-            else:  # bytes, because pyarrow does not check that strings are UTF-8
-                cells = cells.cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-            for cell in cells:
-                row += 1
-                is_ids = is_list and cell.is_valid
-                content = cell.values.to_numpy(zero_copy_only=False) if is_ids else cell.as_py()
-                yield content, functools.partial("{}, row {:,}".format, entry.path, row)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(entry, kind, error) from error
-
-
-# ---- bytes that are no text ----------------------------------------------------------------------
-
-
-def check_text(content: bytes, label: str) -> None:
-    """Raise a UserError if the first bytes of a text or JSONL are those of another format.
-
-    In UTF-16 without a byte order mark, half of the bytes of English are NUL.
-    """
-    head = content[:HEAD_BYTES]
-    if head.startswith(MAGICS):
-        fix = "unpack it, convert it to UTF-8, or let its name end as its format does"
-        raise UserError(f"{label} is no text: {fix}")
-    if 4 * head.count(0) >= len(head) > 0:
-        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: {RECODE}")
-
-
-def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -> str:
-    """Return which byte is not UTF-8, and what to do.
+def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
+    """Raise a UserError if a split has fewer than two tokens.
 
     Args:
-        content: Bytes that were decoded.
-        error: Error of the decoding.
-        offset: Bytes of the file before them.
-        fix: Advice of the message, unless the bytes look like UTF-16.
+        name: Name of the source.
+        split: Name of the split.
+        n_tokens: Its tokens.
+        content: Content of the split, such as "3 documents".
     """
-    fix = f"it has NUL bytes: {RECODE}" if 0 in content else fix
-    return f"byte 0x{content[error.start]:02x} at offset {offset + error.start:,}; {fix}"
+    if n_tokens < MIN_TOKENS:
+        fix = f"needs {MIN_TOKENS}: give more text, or change val_fraction or test_fraction"
+        raise UserError(f"{name}: the {split} split has {content}, {n_tokens} tokens, {fix}")
 
 
-def damaged(entry: Input, expected: str, error: Exception) -> UserError:
-    """Return the error of an input that is not a whole file of its kind."""
-    found = f"found damage ({one_line(error)})"
-    return UserError(f"{entry.path}: expected {expected}, {found}; get it again")
+# ---- a tokenizer of the documents ----------------------------------------------------------------
+
+
+def with_trained_tokenizer(inputs: Sequence[Input], settings: Settings, root: Path) -> Settings:
+    """Return the settings with the file of a tokenizer that is trained on the training documents.
+
+    It is trained in this process, and once for equal inputs and settings.
+
+    Args:
+        inputs: Files of the documents.
+        settings: Settings with a tokenizer bpe:N.
+        root: Folder of unfinished work.
+
+    Raises:
+        UserError: The documents are too few.
+    """
+    key = json_digest([fingerprint(inputs), settings.of_documents()])[:12]
+    path = root / f"{key}-tokenizer.json"
+    if not path.exists():
+        print(f"training {settings.tokenizer} on the training documents", flush=True)
+        made = train_bpe(settings.tokenizer, _training_texts(inputs, settings))
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, made.content.encode())
+    return replace(settings, tokenizer=str(path))
+
+
+def _training_texts(inputs: Sequence[Input], settings: Settings) -> Iterator[str]:
+    reader = Documents(settings.text_field, settings.errors)
+    units = plan_units(inputs, settings.text_field)
+    with progress_bar(sum(unit.size for unit in units)) as bar:
+        for unit in units:
+            for part in unit.parts:
+                for text, _ in reader.read(part.entry, part.start, part.stop):
+                    digest = hashlib.sha256(text.encode()).digest()
+                    if SPLITS[split_number(digest, settings)] == "train":
+                        yield text
+            bar.update(unit.size)

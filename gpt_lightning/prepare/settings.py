@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 
 from gpt_lightning.data import tokenizers
 from gpt_lightning.data.dataset import read_manifest
@@ -26,7 +26,7 @@ MIN_TOKENS = 2  # one to read and one to predict
 @checked("")
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one dataset. Those from `workers` on decide no byte of it.
+    """Settings of one dataset; `workers` and `executor` decide no byte of it.
 
     Attributes:
         tokenizer: char, byte, an encoding of tiktoken, a tokenizer.json, the folder of a dataset,
@@ -35,20 +35,16 @@ class Settings:
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
         shard_tokens: Maximum number of tokens per file; nanogpt has one file per split.
-        text_field: Field of a JSON object, or column of a Parquet or Arrow file, that holds the
-            text; or column of lists of token ids, which must be those of the tokenizer.
+        text_field: Field of a JSON object, or column of a table, that holds the text.
         split_by: Selection of the held-out documents: hash, by a hash of their text, or fraction,
             the last ones. null: hash.
         errors: Treatment of a damaged document: strict ends with an error, skip omits and counts
             it, replace writes U+FFFD where bytes are not UTF-8.
         format: npy, nanogpt (nanoGPT's train.bin and val.bin) or llmc (llm.c's .bin).
-        shuffle: Seed of a random order of all documents in each split; null: their own order.
+        shuffle: Seed of a random order of the units of documents (some 64 MiB of text each); null:
+            their own order.
         workers: Number of processes; null: one per core.
         executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
-        shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
-            parts.
-        shard_count: Number of jobs in the array.
-        merge: Assemble the parts of all jobs.
 
     Raises:
         UserError: A value is out of bounds, or two contradict each other.
@@ -65,28 +61,18 @@ class Settings:
     shuffle: Seed | None = None
     workers: PositiveInt | None = None
     executor: Literal["process", "ray"] = "process"
-    shard_index: NonNegativeInt | None = None
-    shard_count: PositiveInt | None = None
-    merge: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
             object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
-        file, manifest = (f"{self.tokenizer}/{name}" for name in ("tokenizer.json", MANIFEST))
-        if os.path.exists(file) and not os.path.exists(manifest):
+        file = f"{self.tokenizer}/tokenizer.json"
+        if os.path.exists(file) and not os.path.exists(f"{self.tokenizer}/{MANIFEST}"):
             raise UserError(f"tokenizer is {self.tokenizer}, a folder: give its file, {file}")
         if self.trains and (self.split_by == "fraction" or self.format == "nanogpt"):
             raise UserError(f"{self.tokenizer}: leave out split_by fraction and format nanogpt")
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
-        index, jobs = self.shard_index, self.shard_count or 0
-        if index is not None and self.merge:
-            raise UserError(f"shard_index is {index}: leave it out, --merge takes all jobs' parts")
-        if index is not None and index >= jobs:
-            raise UserError(f"shard_index is {index}: give --shard_count above it, {index + 1}")
-        if index is None and jobs and not self.merge:
-            raise UserError(f"shard_count is {jobs}: give --shard_index too, or --merge true")
 
     @functools.cached_property
     def tokenizer_name(self) -> str:
@@ -115,18 +101,25 @@ class Settings:
 
     def of_text(self) -> Fields:
         """Return the settings in the manifest of one text."""
-        # strict has no key `errors`: equal texts keep equal manifests in every version
-        return self._recorded(*["errors"] * (self.errors != "strict"))
+        found: Fields = {
+            "tokenizer": self.tokenizer_name,
+            "val_fraction": self.val_fraction,
+            "test_fraction": self.test_fraction,
+            "shard_tokens": self.shard_tokens,
+        }
+        if self.errors != "strict":
+            found["errors"] = self.errors
+        return found
 
     def of_documents(self) -> Fields:
         """Return the settings in the manifest of documents."""
-        shuffle = ["shuffle"] * (self.shuffle is not None)  # no key without one: as `errors`
-        found = self._recorded("text_field", "split_by", "errors", *shuffle)
-        return found | {"split_by": self.split_by or "hash"}
-
-    def _recorded(self, *keys: str) -> Fields:
-        keys = ("val_fraction", "test_fraction", "shard_tokens", *keys)
-        return {"tokenizer": self.tokenizer_name} | {key: getattr(self, key) for key in keys}
+        found = self.of_text()
+        found["text_field"] = self.text_field
+        found["split_by"] = self.split_by or "hash"
+        found["errors"] = self.errors
+        if self.shuffle is not None:
+            found["shuffle"] = self.shuffle
+        return found
 
 
 def exact(fraction: float) -> Fraction:

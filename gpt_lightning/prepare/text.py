@@ -18,10 +18,10 @@ from gpt_lightning.data.tokenizers import Tokenizer, token_dtype, train_bpe
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
 from gpt_lightning.output import progress_bar
-from gpt_lightning.prepare.documents import REPLACEMENT, check_text, not_utf8
-from gpt_lightning.prepare.inputs import BOM, is_object
-from gpt_lightning.prepare.pipeline import begin_dataset, check_size
+from gpt_lightning.prepare.documents import begin_dataset, check_size
+from gpt_lightning.prepare.readers import REPLACEMENT, check_text, not_utf8
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
+from gpt_lightning.prepare.sources import BOM, is_object
 from gpt_lightning.prepare.target import Made, Target
 
 CHUNK_BYTES = 2**22
@@ -180,13 +180,12 @@ def prepare_one_text(source: Path, name: str, target: Target, settings: Settings
         "errors skip": settings.errors == "skip",
         "text_field": settings.text_field != "text",
         "shuffle": settings.shuffle is not None,
-        "shard_count": settings.shard_count,
-        "merge": settings.merge,
         "executor": settings.executor != "process",
     }
-    for setting in (name for name, given in for_documents.items() if given):
-        fix = "leave it out, or give JSONL, Parquet or a folder of texts"
-        raise UserError(f"{source} is one text, and {setting} is for documents: {fix}")
+    for setting, given in for_documents.items():
+        if given:
+            fix = "leave it out, or give JSONL, Parquet or a folder of texts"
+            raise UserError(f"{source} is one text, and {setting} is for documents: {fix}")
     survey = survey_text(source, settings)
     if not name.lower().endswith(".txt"):
         _check_not_json(source)

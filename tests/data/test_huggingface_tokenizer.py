@@ -1,5 +1,6 @@
 """A tokenizer.json as tokenizer: every text comes back, and the file is not needed later."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import HuggingFaceTokenizer, build_tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import pipeline
+from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import dataset_folder, prepare
+from gpt_lightning.prepare.documents import Job, Record, Unit
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.units import Job, Record, Unit
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -177,19 +178,21 @@ def test_a_tokenizer_json_that_changes_during_the_run(tmp_path, monkeypatch):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n')
     monkeypatch.chdir(tmp_path)
+    small = functools.partial(documents.plan_units, unit_bytes=1)
+    monkeypatch.setattr(documents, "plan_units", small)
     settings = Settings("tokenizer.json", val_fraction=0.0)
     assert settings.tokenizer == str(tmp_path / "tokenizer.json")  # Ray's workers are elsewhere
-    real = pipeline.run_unit
+    real = documents.make_unit
 
-    def run_unit(job: Job, unit: Unit) -> Record:
+    def make_unit(job: Job, unit: Unit) -> Record:
         done = real(job, unit)
         changed(tmp_path / "tokenizer.json", {"normalizer": NFC})
         return done
 
-    monkeypatch.setattr(pipeline, "run_unit", run_unit)
+    monkeypatch.setattr(documents, "make_unit", make_unit)
     with pytest.raises(UserError, match=r"tokenizer\.json changed while it was used: run"):
         prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
-    monkeypatch.setattr(pipeline, "run_unit", real)
+    monkeypatch.setattr(documents, "make_unit", real)
     prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
     assert load_manifest(tmp_path / "out").tokens("train") == 4
 

@@ -1,298 +1,639 @@
-"""Reading: every document once, whatever file it is in, and a line for every damaged one."""
+"""Documents to a dataset: the same bytes whoever works, however often it is interrupted."""
 
+import functools
 import gzip
+import hashlib
+import itertools
 import json
+import os
 import random
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from prepared import contents, naive, tokens_of
 
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.documents import Documents, column_sizes
-from gpt_lightning.prepare.inputs import Input, find_inputs
+from gpt_lightning.prepare import documents
+from gpt_lightning.prepare.command import prepare
+from gpt_lightning.prepare.documents import Job, Unit, make_unit, plan_units
+from gpt_lightning.prepare.readers import Documents
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.sources import Input, find_inputs
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-zstandard = pytest.importorskip("zstandard")
-
-# Everything that a careless reader changes or trips over.
-TEXTS = [
-    "plain",
-    "",
-    "<|endoftext|>",
-    "\ufeffBOM, CRLF\r\n, NUL \x00, separators \u2028\u2029\x85",
-    "\U0001f600 \u00e9t\u00e9",
-    "   ",
-    '{"text": "nested"}',
-    "long " * 5000,
-]
+UNIT_BYTES = 4000
+WORDS = ["a", "an", "the", "<|endoftext|>", "sea", "été", "😀", "storm,", "king.\n"]
 
 
-def lines(texts: list[str], ascii_only: bool = False) -> bytes:
-    entries = [json.dumps({"id": 1, "text": text}, ensure_ascii=ascii_only) for text in texts]
-    return "\n".join(entries).encode() + b"\n"
+@pytest.fixture
+def texts() -> list[str]:
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(60))) for _ in range(200)]
 
 
-def jsonl(path: Path, texts: list[str]) -> None:
-    path.write_bytes(lines(texts))
+@pytest.fixture
+def source(tmp_path: Path, texts: list[str]) -> Path:
+    return write_lines(tmp_path / "docs.jsonl", texts)
 
 
-def gz(path: Path, texts: list[str]) -> None:
-    half = len(texts) // 2  # two members, as `cat a.gz b.gz` makes
-    path.write_bytes(gzip.compress(lines(texts[:half])) + gzip.compress(lines(texts[half:])))
+def write_lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
 
 
-def zst(path: Path, texts: list[str]) -> None:
-    """Two frames, the second with a window of 256 MB, as in dumps of Reddit (zstd --long=28)."""
-    half = len(texts) // 2
-    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
-    long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    first = zstandard.ZstdCompressor().compress(lines(texts[:half]))
-    path.write_bytes(first + long.compress(lines(texts[half:])) + long.flush())
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = functools.partial(plan_units, unit_bytes=UNIT_BYTES)
+    monkeypatch.setattr(documents, "plan_units", small)
 
 
-def parquet(path: Path, texts: list[str]) -> None:
-    table = pa.table({"id": list(range(len(texts))), "text": texts})
-    pq.write_table(table, path, row_group_size=3)
+def split_by_hash(text: str) -> int:
+    hashed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") / 2**64
+    if hashed < 0.1:
+        return 1
+    return 2 if hashed < 0.2 else 0
 
 
-def categories(path: Path, texts: list[str]) -> None:
-    column = pa.array(texts).dictionary_encode()
-    pq.write_table(pa.table({"text": column}), path)
+# ---- units ---------------------------------------------------------------------------------------
 
 
-WRITERS: dict[str, tuple[str, Callable[[Path, list[str]], None]]] = {
-    "jsonl": ("a.jsonl", jsonl),
-    "gz": ("a.jsonl.gz", gz),
-    "zst": ("a.jsonl.zst", zst),
-    "parquet": ("a.parquet", parquet),
-    "dictionary": ("a.parquet", categories),
-}
+@pytest.mark.parametrize("unit_bytes", [1, 100, 777, 10**9])
+def test_units_tile_the_inputs(tmp_path: Path, unit_bytes: int) -> None:
+    (tmp_path / "sub").mkdir()
+    write_lines(tmp_path / "a.jsonl", [f"a {i} " * (i % 7) for i in range(50)])
+    write_lines(tmp_path / "sub/b.jsonl", [f"b {i} " * (i % 7) for i in range(50)])
+    write_lines(tmp_path / "empty.jsonl", [])
+    for i in range(9):
+        (tmp_path / f"c{i}.txt").write_text(f"text {i} " * 30)
+    inputs = find_inputs(str(tmp_path))
+    units = plan_units(inputs, "text", unit_bytes)
+    assert len({unit.key for unit in units}) == len(units)
+    reader = Documents("text", "strict")
+    whole = [text for entry in inputs for text, _ in reader.read(entry, 0, None)]
+    in_units = [
+        text
+        for unit in units
+        for part in unit.parts
+        for text, _ in reader.read(part.entry, part.start, part.stop)
+    ]
+    assert in_units == whole
+    assert sum(unit.size for unit in units) == sum(entry.size or 0 for entry in inputs)
+    if unit_bytes == 10**9:  # many small files of several kinds are one unit
+        assert len(units) == 1
 
 
-def read(path: Path, errors: str = "strict", field: str = "text") -> tuple[list[str], Documents]:
-    reader = Documents(field, errors)  # type: ignore[arg-type]
-    texts = [text for entry in find_inputs(str(path)) for text, _ in reader.read(entry, 0, None)]
-    return texts, reader
+def test_a_file_of_unknown_size_is_one_part() -> None:
+    entry = Input("http://x/a.jsonl", "a.jsonl", "jsonl", "", None, "")
+    (unit,) = plan_units([entry], "text", unit_bytes=10)
+    assert [(part.start, part.stop) for part in unit.parts] == [(0, None)]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_every_text_comes_back(tmp_path: Path, writer: str) -> None:
-    name, write = WRITERS[writer]
-    write(tmp_path / name, TEXTS)
-    assert read(tmp_path / name)[0] == TEXTS
+def one_unit(path: Path) -> Unit:
+    (unit,) = plan_units(find_inputs(str(path)), "text")
+    return unit
+
+
+def test_an_input_that_changed_is_an_error(tmp_path: Path) -> None:
+    unit = one_unit(write_lines(tmp_path / "a.jsonl", ["good"]))
+    write_lines(tmp_path / "a.jsonl", ["hood", "good"])
+    job = Job(tmp_path / "work", Settings("gpt2"))
+    with pytest.raises(UserError, match=r"a\.jsonl changed while it was read"):
+        make_unit(job, unit)
+    assert job.record(unit) is None
+
+
+def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> None:
+    unit = one_unit(write_lines(tmp_path / "a.jsonl", ["x" + " " * 2_000_000 + "y", "good"]))
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1: tiktoken cannot tokenize"):
+        make_unit(Job(tmp_path / "work", Settings("gpt2")), unit)
+    record = make_unit(Job(tmp_path / "work", Settings("gpt2", errors="skip")), unit)
+    assert (sum(record.documents), record.skipped, record.errors) == (1, 1, "skip")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"shards": 1}'])
+def test_a_unit_with_a_damaged_record_is_made_again(tmp_path: Path, damage: bytes) -> None:
+    unit = one_unit(write_lines(tmp_path / "a.jsonl", ["one"]))
+    job = Job(tmp_path / "work", Settings("gpt2"))
+    record = make_unit(job, unit)
+    (job.folder / f"{unit.key}.json").write_bytes(damage)
+    assert job.record(unit) is None
+    assert make_unit(job, unit) == record == job.record(unit)
+
+
+# ---- contents of the dataset ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_tokens", [pytest.param(7, marks=pytest.mark.slow), 90, 10**8])
+@pytest.mark.parametrize("file_format", ["npy", "nanogpt", "llmc"])
+def test_documents_held_out_by_hash(source, texts, tmp_path, shard_tokens, file_format):
+    texts = texts[:40] if shard_tokens == 7 else texts
+    write_lines(source, texts)
+    out = tmp_path / "out"
+    prepare(
+        str(source),
+        out=str(out),
+        test_fraction=0.1,
+        shard_tokens=shard_tokens,
+        workers=1,
+        format=file_format,
+    )
+    manifest = load_manifest(out)
+    for number, split in enumerate(("train", "val", "test")):
+        own = [text for text in texts if split_by_hash(text) == number]
+        assert tokens_of(out, split) == naive(own)
+        assert manifest.text_bytes[split] == sum(len(text.encode()) for text in own)
+        if file_format == "nanogpt":
+            assert [shard.file for shard in manifest.splits[split]] == [f"{split}.bin"]
+        else:
+            assert all(0 < shard.tokens <= shard_tokens for shard in manifest.splits[split])
+    assert manifest.source.bytes == sum(len(text.encode()) for text in texts)
+    assert manifest.settings["documents"] == len(texts)
+    for shard in manifest.shards():
+        assert hashlib.sha256((out / shard.file).read_bytes()).hexdigest() == shard.sha256
+
+
+@pytest.mark.parametrize("test_fraction", [0.0, 0.2])
+@pytest.mark.parametrize("file_format", ["npy", "nanogpt"])
+def test_the_last_documents_held_out(source, texts, tmp_path, test_fraction, file_format):
+    """A document is in the split in which it begins."""
+    out = tmp_path / "out"
+    fractions = {"val_fraction": 0.3, "test_fraction": test_fraction}
+    prepare(
+        str(source), out=str(out), split_by="fraction", workers=1, format=file_format, **fractions
+    )
+    n_tokens = len(naive(texts))
+    borders = [0.7 - test_fraction, 1.0 - test_fraction, 1.0]
+    expected: list[list[str]] = [[], [], []]
+    position = 0
+    for text in texts:
+        number = sum(position >= int(n_tokens * border) for border in borders)
+        expected[number].append(text)
+        position += len(naive([text]))
+    manifest = load_manifest(out)
+    assert len(manifest.splits) == (3 if test_fraction else 2)
+    for split, own in zip(manifest.splits, expected, strict=False):
+        assert tokens_of(out, split) == naive(own)
+        assert manifest.text_bytes[split] == sum(len(text.encode()) for text in own)
+    assert manifest.settings["documents"] == len(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_the_same_whatever_the_number_of_workers(source, tmp_path, shuffle):
+    for count in (1, 2):
+        options: dict[str, Any] = {"workers": count, "shard_tokens": 900, "shuffle": shuffle}
+        prepare(str(source), out=str(tmp_path / f"out{count}"), **options)
+    assert contents(tmp_path / "out1") == contents(tmp_path / "out2")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_same_tokens_whatever_files_and_units_they_come_in(
+    source, texts, tmp_path, monkeypatch
+):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(source.read_bytes()))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet", row_group_size=30)
+    (tmp_path / "copy").mkdir()
+    shutil.copy(source, tmp_path / "copy")
+    os.utime(tmp_path / "copy" / source.name, (1, 1))
+    found = []
+    for name in ("docs.jsonl", "copy/docs.jsonl", "docs.jsonl.gz", "docs.parquet"):
+        for unit_bytes in (500, UNIT_BYTES, 10**9):
+            small = functools.partial(plan_units, unit_bytes=unit_bytes)
+            monkeypatch.setattr(documents, "plan_units", small)
+            out = tmp_path / "out"
+            prepare(str(tmp_path / name), out=str(out), workers=1)
+            manifest = load_manifest(out)
+            tokens = [tokens_of(out, split) for split in manifest.splits]
+            found.append((tokens, manifest.source.sha256, manifest.settings, manifest.text_bytes))
+            shutil.rmtree(out)
+    assert all(dataset == found[0] for dataset in found)
+
+
+def test_a_shuffle_orders_the_units(source, texts, tmp_path):
+    orders = []
+    for seed in (5, 6, 5):
+        out = tmp_path / "out"
+        prepare(str(source), out=str(out), shuffle=seed, val_fraction=0.0, workers=1)
+        orders.append(tokens_of(out, "train"))
+        shutil.rmtree(out)
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(naive(texts))
+    prepare(str(source), out=str(out), val_fraction=0.0, workers=1)
+    assert "shuffle" not in load_manifest(out).settings
+    with pytest.raises(UserError, match="shuffle None, not 5"):
+        prepare(str(source), out=str(out), shuffle=5, val_fraction=0.0)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("content", "said"),
     [
-        lambda content: content.replace(b"\n", b"\r\n"),
-        lambda content: b"\xef\xbb\xbf" + content,
-        lambda content: content.removesuffix(b"\n"),
-        lambda content: content.replace(b"\n", b"\n\n \t\n"),
+        ("", "docs.jsonl: the train split has 0 documents, 0 tokens, needs 2"),
+        ("\n \n", "the train split has 0 documents"),
+        ('{"text": ""}\n', "the train split has 1 documents, 1 tokens, needs 2"),
+        ('{"text": 1}\n', "docs.jsonl, line 1: expected a JSON object with a string"),
     ],
 )
-@pytest.mark.parametrize("compressed", [False, True])
-def test_line_ends_and_mark_are_no_text(tmp_path, change, compressed):
-    content = change(lines(TEXTS, ascii_only=True))
-    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
-    path.write_bytes(gzip.compress(content) if compressed else content)
-    assert read(path)[0] == TEXTS
+def test_input_that_makes_no_dataset(source: Path, tmp_path: Path, content: str, said: str) -> None:
+    source.write_text(content)
+    with pytest.raises(UserError, match=said):
+        prepare(str(source), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".parts"] == [source]
 
 
-def test_byte_ranges_share_the_lines_out(tmp_path: Path) -> None:
-    # Wherever a file is cut, each line is read once: by the range that its first byte is in.
-    rng = random.Random(0)
-    texts = ["x" * rng.choice([0, 1, 5, 40, 300]) + str(i) for i in range(60)]
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(lines(texts))
-    (entry,) = find_inputs(str(path))
-    size = path.stat().st_size
-    for width in (*range(1, 40), 97, 1000, size - 1, size, size + 1):
-        reader = Documents("text", "strict")
-        found = [
-            text
-            for start in range(0, size, width)
-            for text, _ in reader.read(entry, start, min(start + width, size))
-        ]
-        assert found == texts, width
+# ---- a folder that is there already --------------------------------------------------------------
 
 
-def test_row_groups_share_the_rows_out(tmp_path: Path) -> None:
-    parquet(tmp_path / "a.parquet", TEXTS)
-    (entry,) = find_inputs(str(tmp_path / "a.parquet"))
-    groups = len(column_sizes(entry, "text"))
-    reader = Documents("text", "strict")
-    ranges = [(group, group + 1) for group in range(groups)]
-    found = [document for first, last in ranges for document in reader.read(entry, first, last)]
-    assert [text for text, _ in found] == TEXTS
-    assert [where() for _, where in found] == [
-        f"{entry.path}, row {row}" for row in range(1, len(TEXTS) + 1)
+def test_again_reads_nothing(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), workers=1)
+    before = contents(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt_lightning.prepare.sources.open", None, raising=False)
+        prepare(str(source), out=str(out), workers=1)
+    assert "is already prepared" in capsys.readouterr().out
+    assert contents(out) == before
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"val_fraction": 0.2}, "val_fraction 0.1, not 0.2"),
+        ({"split_by": "fraction"}, "split_by hash, not fraction"),
+        ({"format": "llmc"}, "format npy, not llmc"),
+        ({"errors": "skip"}, "errors strict, not skip"),
     ]
+    for changed, said in changes:
+        with pytest.raises(UserError, match=f"{said}.*--overwrite true"):
+            prepare(str(source), out=str(out), workers=1, **changed)
+    assert contents(out) == before
+    prepare(str(source), out=str(out), workers=1, format="llmc", overwrite=True)
+    prepare(str(source), out=str(out), workers=1, overwrite=True)
+    assert contents(out).keys() == before.keys()
 
 
-# ---- damage --------------------------------------------------------------------------------------
-
-BAD = {
-    b"no json": "found no JSON (Expecting value)",
-    b'{"text": "cut': "found no JSON (Unterminated string",
-    b"[1]": "found [1]",
-    b"null": "found null",
-    b'{"body": "x"}': """found {"body": "x"} (--text_field""",
-    b'{"text": null}': 'found {"text": null}',
-    b'{"text": ["x"]}': 'found {"text": ["x"]}',
-    b'{"text": "\\ud800 x"}': "is half of a surrogate pair",
-    b'{"text": "\xff"}': "expected UTF-8, found byte 0xff at offset 10",
-    b"[" * 100_000: "found no JSON (RecursionError",
-    b'{"text": "\x00"}': "found no JSON (Invalid control character",
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_damaged_line(tmp_path: Path, bad: bytes, compressed: bool) -> None:
-    content = lines(["first", "\u00e9"]) + b"\n" + bad + b"\n" + lines(["last"])
-    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
-    path.write_bytes(gzip.compress(content) if compressed else content)
-    with pytest.raises(UserError) as caught:
-        read(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}, line 4: ")
-    assert BAD[bad] in said
-    assert "--errors skip" in said
-    assert "\n" not in said
-    texts, reader = read(path, errors="skip")
-    assert texts == ["first", "\u00e9", "last"]
-    assert reader.skipped == 1
+def test_a_dataset_of_touched_inputs_is_kept(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), workers=1)
+    before = contents(out)
+    os.utime(source, (1, 1))
+    prepare(str(source), out=str(out), workers=1)
+    printed = capsys.readouterr().out
+    assert "is already prepared" in printed
+    assert "comparing their contents" in printed
+    lines = source.read_bytes()
+    source.write_bytes(lines.replace(b"a", b"b", 1))
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(str(source), out=str(out), workers=1)
+    assert contents(out) == before
+    source.write_bytes(lines)
+    prepare(str(source), out=str(out), workers=1)
+    (out / ".inputs.json").write_text("[]")  # no version writes this
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(str(source), out=str(out), workers=1)
 
 
-def test_replaced_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a\xffb\xc3"}\n{"text": "\\ud83d\\ude00 \\udc00 \xef\xbf\xbd"}\n')
-    texts, reader = read(path, errors="replace")
-    assert texts == ["a\ufffdb\ufffd", "\U0001f600 \ufffd \ufffd"]
-    assert reader.replaced == 3  # the last was in the text
-    path.write_bytes(b"[1]\n")
-    with pytest.raises(UserError, match="expected a JSON object"):
-        read(path, errors="replace")
+# ---- a run that was interrupted ------------------------------------------------------------------
 
 
-def test_another_field(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "x", "text": 1}\n')
-    assert read(path, field="body")[0] == ["x"]
+def clean(source: Path, tmp_path: Path, **settings: Any) -> dict[str, bytes]:
+    """Return the files of an uninterrupted preparation, and delete them."""
+    prepare(str(source), out=str(tmp_path / "clean"), workers=1, **settings)
+    found = contents(tmp_path / "clean")
+    shutil.rmtree(tmp_path / "clean")
+    return found
 
 
-def test_bytes_that_are_no_text_in_parquet(tmp_path: Path) -> None:
-    strings = pa.array([b"good", b"a\xff", None], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": strings}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"a\.parquet, row 2: expected UTF-8"):
-        read(tmp_path / "a.parquet")
-    texts, reader = read(tmp_path / "a.parquet", errors="skip")
-    assert (texts, reader.skipped) == (["good"], 2)
-    with pytest.raises(UserError, match=r"row 3: expected a value .* found null"):
-        read(tmp_path / "a.parquet", errors="replace")
+def interrupt(source: Path, out: Path, **settings: Any) -> None:
+    """Make all units, and nothing of the dataset."""
+
+    def fail(*arguments: object) -> None:
+        raise UserError("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "begin_dataset", fail)
+        with pytest.raises(UserError, match="enough"):
+            prepare(str(source), out=str(out), workers=1, **settings)
 
 
-@pytest.mark.parametrize("writer", ["gz", "zst"])
-def test_a_cut_or_flipped_archive_is_never_a_shorter_one(tmp_path: Path, writer: str) -> None:
-    name = WRITERS[writer][0]
-    rng = random.Random(0)
-    texts = ["".join(rng.choices("abcdefgh \n", k=3000)) for _ in range(40)]
-    path = tmp_path / name
-    path.write_bytes(b"")
-    assert read(path)[0] == []
-    content = lines(texts)
-    compress = zstandard.ZstdCompressor(write_checksum=True).compress
-    whole = gzip.compress(content) if writer == "gz" else compress(content)
-    for cut in (1, 5, 17, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(UserError, match=f"{name}.*get it again|{name}.*no JSON"):
-            read(path)
-    for at in rng.sample(range(100, len(whole) - 100), 10):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-        with pytest.raises(UserError):
-            read(path)
+def test_other_errors_after_a_damaged_document(source, tmp_path, monkeypatch, capsys):
+    with open(source, "a") as file:
+        file.write("damaged\n")
+    out = tmp_path / "out"
+    expected = clean(source, tmp_path, errors="skip")
+    with pytest.raises(UserError, match="line 201"):
+        prepare(str(source), out=str(out), workers=1)
+    finished = list(tmp_path.glob(".out.parts/*/*.json"))
+    assert len(finished) > 2
+    capsys.readouterr()
+    readers: list[Documents] = []
+
+    def counted(*arguments: Any) -> Documents:
+        readers.append(Documents(*arguments))
+        return readers[-1]
+
+    monkeypatch.setattr(documents, "Documents", counted)
+    prepare(str(source), out=str(out), workers=1, errors="skip")
+    assert len(readers) == 1  # of the unit that failed
+    assert contents(out) == expected
+    printed = capsys.readouterr().out
+    assert f"continuing: {len(finished)} of {len(finished) + 1} parts are complete" in printed
+    assert "left out   1 of 201 documents" in printed
+    settings = load_manifest(out).settings
+    assert (settings["documents"], settings["skipped"]) == (200, 1)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all", b"PAR1" * 10])
-def test_no_parquet(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(content)
-    (entry,) = find_inputs(str(path))
-    with pytest.raises(UserError, match=r"a\.parquet: expected Parquet"):
-        column_sizes(entry, "text")
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+def test_damage_of_unfinished_work_never_reaches_the_dataset(source, tmp_path, damage):
+    settings: dict[str, Any] = {"shard_tokens": 1500, "val_fraction": 0.3}
+    out = tmp_path / "out"
+    expected = clean(source, tmp_path, **settings)
+    interrupt(source, out, **settings)
+    files = sorted(tmp_path.glob(".out.parts/*/*-*")) + sorted(tmp_path.glob(".out.parts/*/*.doc*"))
+    assert len(files) > 5
+    for file in files:
+        content = bytearray(file.read_bytes())
+        if damage == "flip" and file.suffix != ".documents":
+            content[len(content) // 2] ^= 4
+            file.write_bytes(content)
+        elif damage == "cut":
+            file.write_bytes(content[:-1])
+        elif damage == "delete":
+            file.unlink()
+    prepare(str(source), out=str(out), workers=1, **settings)
+    assert contents(out) == expected
+    assert not list(tmp_path.glob(".*"))
 
 
-def test_columns_that_hold_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"id": [1], "raw": [b"x"]}), path)
-    (entry,) = find_inputs(str(path))
-    for field, said in {
-        "text": "expected a column 'text' of strings or of token ids (--text_field)",
-        "id": "found 'id' of int64, 'raw' of binary",
-    }.items():
-        with pytest.raises(UserError) as caught:
-            column_sizes(entry, field)
-        assert said in str(caught.value)
+def test_work_of_other_settings_stays(source: Path, tmp_path: Path) -> None:
+    source.write_text(source.read_text().replace("}", ', "body": "x y"}'))
+    interrupt(source, tmp_path / "out", text_field="body", val_fraction=0.0)
+    prepare(str(source), out=str(tmp_path / "out"), workers=1)
+    assert list(tmp_path.glob(".out.parts/*/*.json"))
 
 
-def test_a_text_is_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one\r\n\xef\xbb\xbf\x00")
-    entry = Input(str(path), "a.txt", "text", "", 9, "0")
-    ((text, _),) = Documents("text", "strict").read(entry, 0, None)
-    assert text == "one\r\n\ufeff\x00"
-    path.write_bytes(b"ab\xff")
-    with pytest.raises(UserError, match=r"a\.txt: expected UTF-8, found byte 0xff at offset 2"):
-        list(Documents("text", "strict").read(entry, 0, None))
+def test_a_file_system_without_links_gets_copies(source, tmp_path, monkeypatch):
+    expected = clean(source, tmp_path)
+
+    def link(*arguments: object) -> None:
+        raise PermissionError("no links")
+
+    monkeypatch.setattr(os, "link", link)
+    assert clean(source, tmp_path) == expected
 
 
-def save_to_disk(folder: Path, texts: list[str]) -> None:
-    """Write a dataset as Hugging Face's datasets does: two streams and descriptions."""
-    folder.mkdir(parents=True)
-    names = [f"data-0000{i}-of-00002.arrow" for i in range(2)]
-    for name, part in zip(names, (texts[:30], texts[30:]), strict=True):
-        table = pa.table({"id": range(len(part)), "text": part})
-        with pa.ipc.new_stream(folder / name, table.schema) as stream:
-            stream.write_table(table, max_chunksize=7)
-    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+# ---- accidents -----------------------------------------------------------------------------------
+
+RUN = """
+import functools, os, resource, signal, sys, time
+from gpt_lightning.prepare import command as prepare
+from gpt_lightning.prepare import documents
+documents.plan_units = functools.partial(documents.plan_units, unit_bytes={unit_bytes})
+{accident}
+try:
+    prepare.prepare(sys.argv[1], out=sys.argv[2], workers={workers}, shard_tokens=500)
+except prepare.UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+# Each child dies before its k-th change of a file, and the next one finishes the dataset.
+KILLED_EVERYWHERE = """
+import functools, itertools, os, pathlib, shutil, signal, sys
+from gpt_lightning.prepare import command, documents
+source, folder, tokenizer = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
+shuffle, step = eval(sys.argv[4])
+documents.plan_units = functools.partial(documents.plan_units, unit_bytes=800)
+CHANGES = [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
+           (os, "mkdir"), (os, "link"), (shutil, "rmtree"), (pathlib.Path, "unlink"),
+           (pathlib.Path, "mkdir")]
+
+def forked(out, moment=None):
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = itertools.count(1)
+    def counted(real):
+        def function(*args, **kwargs):
+            if next(left) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+        return function
+    for module, name in CHANGES if moment else ():
+        setattr(module, name, counted(getattr(module, name)))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    command.prepare(source, tokenizer, str(out), shard_tokens=200, workers=1, shuffle=shuffle)
+    os._exit(0)
+
+def contents(out):
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+command.Settings("gpt2").build_tokenizer().encode("warm")
+assert forked(folder / "clean") == 0
+for moment in itertools.count(1, step):
+    out = folder / "out"
+    killed = forked(out, moment)
+    assert killed in (0, -9), killed
+    assert killed == 0 or forked(out) == 0
+    assert contents(out) == contents(folder / "clean"), moment
+    assert not list(folder.glob(".*")), (moment, list(folder.glob(".*")))
+    shutil.rmtree(out)
+    if killed == 0:
+        break
+print("moments", moment)
+"""
 
 
-def test_a_dataset_of_save_to_disk_is_its_texts(tmp_path: Path, capsys) -> None:
-    texts = [f"text {i} " * (i % 5) + "ä" for i in range(50)]
-    save_to_disk(tmp_path / "saved/train", texts)
-    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train"]}')
-    memory = MemoryFileSystem()
-    memory.put(str(tmp_path / "saved"), "/saved", recursive=True)
-    for source, prefix in (("memory://saved", "memory:///saved/"), (str(tmp_path / "saved"), "")):
-        inputs = find_inputs(source)
-        documents = Documents("text", "strict")
-        assert [text for entry in inputs for text, _ in documents.read(entry, 0, None)] == texts
-        assert f"skipped 3: {prefix}dataset_dict.json" in capsys.readouterr().out
-    memory.rm("/saved", recursive=True)
-    with pytest.raises(UserError, match=r"expected a column 'body' of strings .*, found 'id' of"):
-        list(Documents("body", "strict").read(inputs[0], 0, None))
-    cut = tmp_path / "cut.arrow"
-    cut.write_bytes(Path(inputs[0].path).read_bytes()[:900])
-    (entry,) = find_inputs(str(cut))
-    with pytest.raises(UserError, match=r"cut\.arrow: expected .*Arrow.*, found damage"):
-        list(Documents("text", "strict").read(entry, 0, None))
+def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subprocess.Popen[str]:
+    code = RUN.format(accident=accident, workers=workers, unit_bytes=UNIT_BYTES)
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_an_array_beside_jsonl_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "b.json").write_text('\n[{"text": "b"}]')
-    with pytest.raises(UserError, match=r"b\.json: expected a JSON object on each line"):
-        find_inputs(str(tmp_path))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("tokenizer", "shuffle", "step"),
+    [
+        pytest.param("char", None, 1, marks=pytest.mark.slow),  # one text
+        *(pytest.param("gpt2", None, at, marks=pytest.mark.slow) for at in (7, 17)),
+        pytest.param("gpt2", 5, 11, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_before_a_change_of_a_file(source, texts, tmp_path, tokenizer, shuffle, step):
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:12]))
+    if tokenizer == "char":
+        source = source.rename(tmp_path / "one.txt")
+        source.write_bytes(source.read_bytes()[:900])
+    (tmp_path / "work").mkdir()
+    command = [sys.executable, "-c", KILLED_EVERYWHERE, str(source), str(tmp_path / "work")]
+    command += [tokenizer, str((shuffle, step))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split("moments")[1]) > (20 if tokenizer == "char" else 100)
 
 
-def test_jsonl_that_a_client_has_unpacked_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    (entry,) = find_inputs(str(path))
-    assert [text for text, _ in Documents("text", "strict").read(entry, 0, None)] == ["a", "b"]
+@pytest.mark.slow
+def test_killed_at_random_moments(source: Path, tmp_path: Path, texts: list[str]) -> None:
+    source.write_text("".join(json.dumps({"text": text * 4}) + "\n" for text in texts * 2))
+    clean, out, seed = tmp_path / "clean", tmp_path / "out", 7
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    rng = random.Random(seed)
+    for turn in itertools.count():
+        process = start(source, out, workers=2)
+        wait_s = rng.uniform(0.3, 0.9) * 1.2**turn  # longer each turn: a busy machine ends too
+        print(f"seed {seed}, turn {turn}, killed after {wait_s:.2f} s")
+        try:
+            process.communicate(timeout=wait_s)
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_workers_die_with_a_killed_parent(source: Path, tmp_path: Path) -> None:
+    parent = start(source, tmp_path / "out", replaced_unit(tmp_path, "time.sleep(600)"), workers=2)
+    deadline_s = time.monotonic() + 30
+    while len(children := workers_of(parent.pid)) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate(timeout=30)
+    deadline_s = time.monotonic() + 10
+    while any(map(alive, children)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert len(children) == 2
+    assert not any(map(alive, children))
+
+
+def replaced_unit(tmp_path: Path, line: str) -> str:
+    """Return code with which workers run a line instead of a unit."""
+    module = f"import os, time\ndef make_unit(job, unit):\n    {line}\n"
+    (tmp_path / "other_unit.py").write_text(module)
+    insert = f"sys.path.insert(0, {str(tmp_path)!r})\nimport other_unit\n"
+    return f"{insert}documents.make_unit = other_unit.make_unit"
+
+
+def workers_of(pid: int) -> list[int]:
+    command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line.split(None, 1) for line in found.stdout.splitlines()]
+    return [int(pid) for pid, args in lines if "spawn_main" in args]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
+    dying = replaced_unit(tmp_path, "os.kill(os.getpid(), 9)")
+    process = start(source, tmp_path / "out", dying, workers=2)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "was killed, perhaps for lack of memory" in said
+
+
+@pytest.mark.slow
+def test_two_at_once(source: Path, tmp_path: Path) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    late = "real = documents.Manifest\n"
+    late += "documents.Manifest = lambda **facts: time.sleep(0.7) or real(**facts)"
+    both = [start(source, out, late) for _ in range(2)]
+    said = [process.communicate(timeout=30)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("by another process: waiting" in text for text in said) == 1
+    assert sum("is already prepared" in text for text in said) == 1
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "workers"),
+    [
+        (100, "docs.jsonl", 1),
+        (1200, "one.txt", 1),  # lets the shards of 1,128 bytes pass and stops the manifest
+        pytest.param(1120, "docs.jsonl", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_full_disk(source: Path, tmp_path: Path, limit: int, name: str, workers: int) -> None:
+    """A limit on the size of a file fails as a full disk does: in write(), after some bytes."""
+    source = source.rename(tmp_path / name)
+    accident = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    process = start(source, tmp_path / "out", accident, workers)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.startswith(f"cannot write {tmp_path}")
+    assert "File too large" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    prepare(str(source), out=str(tmp_path / "out"), shard_tokens=500, workers=1)
+    prepare(str(source), out=str(tmp_path / "clean"), shard_tokens=500, workers=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "clean")
+    assert not list(tmp_path.glob(".*"))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+PEAK = """
+import sys
+from gpt_lightning.data import tokenizers
+from gpt_lightning.prepare import command as prepare
+tokenizers.build_tokenizer("gpt2").encode("warm")
+prepare.prepare(sys.argv[1], sys.argv[3], out=sys.argv[2], workers=1)
+status = open("/proc/self/status").read()  # not getrusage: that begins with the parent's peak
+print("PEAK", status.split("VmHWM:")[1].split()[0])
+"""
+
+
+def peak_mib(source: Path, out: Path, tokenizer: str) -> float:
+    command = [sys.executable, "-c", PEAK, str(source), str(out), tokenizer]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shutil.rmtree(out)
+    return int(done.stdout.split("PEAK")[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("char", marks=pytest.mark.slow),
+        *(pytest.param(k, marks=pytest.mark.long) for k in ("parquet", "jsonl.gz")),
+    ],
+)
+def test_memory_does_not_grow_with_the_input(texts: list[str], tmp_path: Path, kind: str) -> None:
+    peaks = []
+    # 50 and 125 MB; of one text 125 and 250 MB, because the first 100 MB warm the allocators up
+    for repeats in (20, 40) if kind == "char" else (8, 20):
+        suffix = "txt" if kind == "char" else kind
+        path = tmp_path / f"docs.{suffix}"
+        write_many(path, [text * 200 for text in texts], repeats)
+        tokenizer = "char" if kind == "char" else "gpt2"
+        peaks.append(peak_mib(path, tmp_path / "out", tokenizer))
+    print(kind, peaks)
+    # The larger input has 75 MB more, or 125 (one text in memory: 500); what is allowed is the
+    # allocators.
+    assert peaks[1] < peaks[0] + 32
+
+
+def write_many(path: Path, texts: list[str], repeats: int) -> None:
+    if path.suffix == ".parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pa.table({"text": texts})
+        with pq.ParquetWriter(path, table.schema) as writer:
+            for _ in range(repeats):
+                writer.write_table(table)
+        return
+    with gzip.open(path, "wt", 1) if path.suffix == ".gz" else open(path, "w") as file:
+        for _ in range(repeats):
+            for text in texts:
+                file.write(text if path.suffix == ".txt" else json.dumps({"text": text}))
+                file.write("\n")

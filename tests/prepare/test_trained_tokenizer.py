@@ -84,9 +84,9 @@ def test_it_is_made_again_after_a_kill(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpt_lightning.prepare.pipeline.run_unit", killed)
+        patch.setattr("gpt_lightning.prepare.documents.make_unit", killed)
         assert main([*command, "again"]) == 130
-        patch.setattr("gpt_lightning.prepare.pipeline.train_bpe", killed)  # it is there
+        patch.setattr("gpt_lightning.prepare.documents.train_bpe", killed)  # it is there
         assert main([*command, "again"]) == 130
     assert main([*command, "again"]) == 0
     assert contents(Path("again")) == contents(Path("whole"))
@@ -109,7 +109,7 @@ def test_it_is_made_again_after_a_kill(monkeypatch):
             ["--format=nanogpt"],
             "bpe:300: leave out split_by fraction and format nanogpt",
         ),
-        ("bpe:300", ["--text_field=ids"], "ids are no text to train a tokenizer on"),
+        ("bpe:300", ["--text_field=ids"], "expected a column 'ids' of strings"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error(tokenizer, options, message, capsys):

@@ -1,4 +1,4 @@
-"""Inputs: the files behind SOURCE, on this machine or behind URLs, and how they are opened."""
+"""Sources: the files behind SOURCE, on this machine or behind URLs, and how they are opened."""
 
 import contextlib
 import glob
@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 import uuid
@@ -21,7 +20,7 @@ from gpt_lightning.files import explained, file_sha256, json_digest, workspace
 from gpt_lightning.remote.attempts import reason_for
 from gpt_lightning.remote.files import facts, find, open_seekable
 
-Kind = Literal["text", "jsonl", "parquet", "arrow"]
+Kind = Literal["text", "jsonl", "parquet", "arrow", "csv", "tsv"]
 KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".jsonl": "jsonl",
@@ -29,14 +28,11 @@ KINDS: dict[str, Kind] = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
 # descriptions that Hugging Face's save_to_disk writes beside .arrow
 DESCRIPTIONS = {"dataset_dict.json", "dataset_info.json", "state.json"}
-# layouts that have an index.json with such a key, and what reads them
-LAYOUTS = {
-    b"shards": ("MDS", "streaming", "batch_size=1, local="),
-    b"chunks": ("litdata", "litdata", ""),
-}
 COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
@@ -50,7 +46,7 @@ class Input:
     Attributes:
         path: Local path or URL.
         name: Name in SOURCE, independent of the folder's place.
-        kind: text (one document), jsonl, parquet or arrow.
+        kind: text (one document), jsonl, parquet, arrow, csv or tsv.
         compression: .gz, .zst or "" (jsonl only).
         size: Bytes, None if the store does not return them.
         stamp: Time of the last change, or a digest; it changes with the content.
@@ -156,10 +152,25 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
     return sorted(once.values(), key=lambda entry: entry.name)
 
 
-def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
-    """Return a digest of the inputs' names and sizes, and of their stamps with `times`."""
-    entries = [[entry.name, entry.size, entry.stamp][: 2 + times] for entry in inputs]
-    return json_digest(entries)
+def fingerprint(inputs: Sequence[Input]) -> str:
+    """Return a digest of the inputs' names, sizes and stamps."""
+    return json_digest([[entry.name, entry.size, entry.stamp] for entry in inputs])
+
+
+def contents(inputs: Sequence[Input]) -> str:
+    """Return a digest of the inputs' names and contents; behind a URL the stamp stands for them.
+
+    Raises:
+        UserError: An input cannot be read.
+    """
+    facts = []
+    for entry in inputs:
+        if is_url(entry.path):
+            facts.append([entry.name, entry.stamp])
+        else:
+            with explained_input(entry):
+                facts.append([entry.name, file_sha256(Path(entry.path))])
+    return json_digest(facts)
 
 
 # ---- on this machine -----------------------------------------------------------------------------
@@ -167,68 +178,62 @@ def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
 
 def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     """Return the inputs of files, folders and globs, named by their place in the common folder."""
-    bases, paths = [], []
+    bases: list[Path] = []
+    paths: list[Path] = []
     for source in sources:
-        root = Path(source)
-        if root.is_dir():
-            found, tops = _walk(root), [root]
-        elif root.exists():
-            found, tops = [root], [root.parent]
-            if not _is_lines(root):
+        if Path(source).exists():
+            found = [Path(source)]
+            if found[0].is_file() and not _is_lines(found[0]):
                 raise no_lines(source)
         else:
-            # a bracket of a name, if it is no pattern
-            matches = _matches(source) or _matches(source.replace("[", "[[]"))
-            if not matches:
-                fix = "quote a pattern, and prepare a corpus or standard input alone"
-                raise UserError(f"{source}: no such file, and no file matches; {fix}")
-            found = list(itertools.chain(*matches.values()))
-            tops = [match.parent for match in matches]
-        paths += found
-        bases += tops
+            found = _matches(source)
+        for path in found:
+            if path.is_dir():
+                bases.append(path)
+                paths += _walk(path)
+            else:
+                bases.append(path.parent)
+                paths.append(path)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
-    described = any(path.suffix == ".arrow" for path in paths)
+    if any(path.suffix == ".arrow" for path in paths):
+        skipped += [path.name for path in paths if path.name in DESCRIPTIONS]
+        paths = [path for path in paths if path.name not in DESCRIPTIONS]
     inputs: dict[str, Input] = {}
     # The shortest of several links wins, or the first by name: file systems list in any order.
     for path in sorted(paths, key=lambda path: (len(path.parts), path)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind = kind_of(name)
-        about = described and path.name in DESCRIPTIONS
-        if not kind or about or not path.is_file() or not _is_lines(path):  # or a link to nowhere
+        if not kind or not path.is_file() or not _is_lines(path):  # or a link to nowhere
             if path.suffix.lower() == ".json" and path.is_file() and is_array(path):
                 raise no_lines(str(path))
             skipped.append(name)
             continue
-        stat, real = path.stat(), str(path.resolve())
+        stat = path.stat()
+        real = str(path.resolve())
         inputs.setdefault(real, Input(real, name, *kind, stat.st_size, str(stat.st_mtime_ns)))
     return list(inputs.values())
 
 
-def _matches(pattern: str) -> dict[Path, list[Path]]:
-    """Return the files and folders that match a glob, each with its files, as a shell passes them.
+def _matches(pattern: str) -> list[Path]:
+    """Return the files and folders that match a glob, as a shell passes them; ** are any folders.
 
-    Args:
-        pattern: Glob; ** are any folders, each of which is read once, also below links.
+    Raises:
+        UserError: Nothing matches.
     """
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        found = map(Path, sorted(glob.glob(pattern)))
-        return {path: _walk(path) if path.is_dir() else [path] for path in found}
-    from fsspec.utils import glob_translate
-
-    tops = glob.glob(str(Path(*parts[: parts.index("**")])))
-    fits = re.compile(glob_translate(str(Path(pattern)))).fullmatch
-    matches: dict[Path, list[Path]] = {}
-    for path in itertools.chain(*map(_walk, filter(Path.is_dir, map(Path, sorted(tops))))):
-        fitting = (place for place in (*reversed(path.parents), path) if fits(str(place)))
-        if first := next(fitting, None):
-            matches.setdefault(first, []).append(path)
-    return matches
+    # or it is a name with a bracket
+    for candidate in (pattern, pattern.replace("[", "[[]")):
+        found = sorted(glob.glob(candidate, recursive=True))
+        if found:
+            return [Path(path) for path in found]
+    fix = "quote a pattern, and prepare a corpus or standard input alone"
+    raise UserError(f"{pattern}: no such file, and no file matches; {fix}")
 
 
 def _walk(root: Path) -> list[Path]:
     """Return the files in a folder, below it and below links to folders, each folder once."""
-    files, seen, tops = [], set(), [root]
+    files: list[Path] = []
+    seen: set[str] = set()
+    tops = [root]
     for top in tops:  # which grows by links
         with explained("read", top, "check its permissions"):
             for place, folders, names in os.walk(top, onerror=_raise_lost):
@@ -291,14 +296,6 @@ def check_begin(label: str, line: bytes) -> None:
     """Raise a UserError if the first line of a file begins JSON of another layout than JSONL."""
     if re.match(rb"\s*(\[|{\s*$)", line):
         raise no_lines(label)
-    match = re.match(rb'{("version": \d+, )?"(shards|chunks)": \[', line)
-    if match and PurePosixPath(label).name == "index.json":
-        layout, package, begin = LAYOUTS[match[2]]
-        folder = "FOLDER" if is_url(label) else os.path.dirname(label)
-        rows = f"{package}.StreamingDataset({begin}{json.dumps(folder, ensure_ascii=False)})"
-        program = f'import json, {package}; [print(json.dumps({{"text": row["text"]}})) for row in '
-        fix = f"convert it with python -c {shlex.quote(f'{program}{rows}]')} > documents.jsonl"
-        raise UserError(f"{label} is an index of {layout}, which is not read: {fix}")
 
 
 # ---- behind a URL --------------------------------------------------------------------------------
@@ -307,10 +304,12 @@ def check_begin(label: str, line: bytes) -> None:
 def _remote(source: str, skipped: list[str]) -> list[Input]:
     inputs: list[Input] = []
     urls = find(source, is_file=kind_of(source) is not None)
-    described = any(url.endswith(".arrow") for url in urls)
+    has_arrow = any(url.endswith(".arrow") for url in urls)
     for url in urls:
-        about = described and PurePosixPath(url).name in DESCRIPTIONS
-        if (kind := kind_of(url)) and not about:
+        kind = kind_of(url)
+        if has_arrow and PurePosixPath(url).name in DESCRIPTIONS:
+            skipped.append(url)
+        elif kind:
             inputs.append(remote_input(url, *kind, first=not inputs))
         elif not without_host(url).endswith("/"):  # the links that sort a server's listing
             skipped.append(url)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.executors import run_all
+from gpt_lightning.prepare.pool import run_all
 from gpt_lightning.prepare.settings import Settings
 
 
@@ -31,8 +31,10 @@ def test_a_mistake_comes_through(workers: int) -> None:
 
 
 GUARDLESS = """
-import sys
+import functools, sys
+from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import prepare
+documents.plan_units = functools.partial(documents.plan_units, unit_bytes=100)
 prepare(sys.argv[1], out=sys.argv[2], workers=2)
 """
 
@@ -57,10 +59,12 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RAY = """
-import os, sys
+import functools, os, sys
 sys.path.insert(0, {folder!r})
 import ray
 from ray.cluster_utils import Cluster
+from gpt_lightning.prepare import documents
+documents.plan_units = functools.partial(documents.plan_units, unit_bytes=1000)
 cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
 cluster.add_node(num_cpus=1)
 os.environ["RAY_ADDRESS"] = cluster.address
