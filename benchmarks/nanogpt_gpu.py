@@ -102,7 +102,7 @@ def our_rate(args: argparse.Namespace, batch: int) -> float | None:
     words = ["-m", "gpt_lightning", "fit", *size_options("124m"), f"--data.batch_size={batch}"]
     words += [f"--trainer.accumulate_grad_batches={SEQUENCES // batch}"]
     words += [f"--trainer.accelerator={args.device}", "--trainer.logger=false"]
-    words += random_token_options("gpu", 50304, STEPS, WARMUP, TOKENS)
+    words += random_token_options(50304, STEPS, WARMUP, TOKENS)
     with tempfile.TemporaryDirectory() as out:
         words += [f"--trainer.default_root_dir={out}", *args.ours.split()]
         text = run(words, HERE.parent)

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -26,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.command import import_bench
+from gpt_lightning.bench.command import find_benches, import_bench
 from gpt_lightning.tables.ledger import Ledger, identity
 from gpt_lightning.tables.rows import RESULTS, Console, make_row, markdown
+from gpt_lightning.tables.sweep import Bench
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "rows"
@@ -47,7 +49,7 @@ class Page:
 
     Attributes:
         title: First words of the page.
-        commands: Commands, `gpt-lightning bench` left out; each becomes a table.
+        commands: Commands, without `gpt-lightning bench`; each becomes a table.
         time: Column of the printed ratios; empty: no time is measured.
         tables: Further tables to show.
         picture: Copy the first picture of each command.
@@ -100,7 +102,7 @@ PAGES = {
         time="timer_ms",
         tables=("attention",),
     ),
-    "data": Page("The loader", ("data --device cpu",), time="batch_ms"),
+    "data": Page("The loader", ("data",), time="batch_ms"),
     "dtypes": Page("dtypes under autocast", ("dtypes --device cpu,cuda-rules",), "", ("norms",)),
     "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
     "peers": Page(
@@ -117,7 +119,10 @@ PAGES = {
         time="micro_batch_ms",
     ),
 }
-CHECKS = ("reproduce lecture-ladder --rungs gpt2-init", "reproduce shakespeare-char-small")
+CHECKS = (
+    "gpt-lightning reproduce lecture-ladder --rungs gpt2-init",
+    "gpt-lightning reproduce shakespeare-char-small",
+)
 
 
 def main() -> int:
@@ -134,7 +139,7 @@ def main() -> int:
     measured: dict[str, Any] = {}
     try:
         for name in names:
-            tables = [read(run(["bench", *words.split()])) for words in PAGES[name].commands]
+            tables = [read(run(words)) for words in commands_of(name)]
             measured[name] = {"load": load, "tables": tables}
             stored = STORE / f"{name}.json"
             old = json.loads(stored.read_text()) if stored.exists() else None
@@ -146,17 +151,31 @@ def main() -> int:
     if names == list(PAGES):
         for words in CHECKS:
             with contextlib.suppress(subprocess.CalledProcessError):
-                run(words.split())
+                run(words)
                 continue
             failures.append(words)
     print("\n" + ("\n".join(f"FAILED {line}" for line in failures) or "Every comparison holds."))
     return int(bool(failures))
 
 
-def run(words: list[str]) -> Path | None:
-    """Run gpt-lightning, show its output, and return the folder of the report that it names."""
-    command = [sys.executable, "-m", "gpt_lightning", *words]
-    print(f"\ngpt-lightning {' '.join(words)}", flush=True)
+def find_bench(name: str) -> Bench:
+    """Return the bench of a page: of the package, or a script of this folder."""
+    if name in find_benches():
+        return import_bench(name).BENCH
+    return runpy.run_path(str(HERE / f"{name}.py"))["BENCH"]
+
+
+def commands_of(name: str) -> list[str]:
+    """Return the commands of a page as they are typed."""
+    start = " ".join(find_bench(name).command)
+    return [f"{start}{words.removeprefix(name)}" for words in PAGES[name].commands]
+
+
+def run(typed: str) -> Path | None:
+    """Run a command, show its output, and return the folder of the report that it names."""
+    words = typed.replace("gpt-lightning", "python -m gpt_lightning", 1).split()
+    command = [sys.executable, *words[1:]]
+    print(f"\n{typed}", flush=True)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None
         lines = []
@@ -240,9 +259,9 @@ def difference(name: str, old: Any, new: Any) -> str:
 
 def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     """Write a page and its rows."""
-    bench = import_bench(name).BENCH
+    bench = find_bench(name)
     machine = measured["tables"][0]["machine"]
-    commands = "\n".join(f"gpt-lightning bench {words}" for words in page.commands)
+    commands = "\n".join(commands_of(name))
     load = f"Load average before: {measured['load']}."
     if measured["load"] > IDLE:
         load += " **The machine was busy: times and ratios of times are not those of an idle one.**"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.bench.command import import_bench
 from gpt_lightning.tables.sweep import read_options
 
 ROOT = Path(__file__).parents[1]
@@ -33,8 +32,13 @@ def test_the_commands_of_a_page_can_be_typed(name):
     for words in SCRIPT["PAGES"][name].commands:
         bench, *arguments = words.split()
         assert bench == name
-        _, rows = read_options(import_bench(name).BENCH, arguments)
+        _, rows = read_options(SCRIPT["find_bench"](name), arguments)
         assert rows
+
+
+def test_a_script_of_this_folder_is_called_as_a_module():
+    assert SCRIPT["commands_of"]("data") == ["python -m benchmarks.data"]
+    assert SCRIPT["commands_of"]("matmul")[0].startswith("gpt-lightning bench matmul --device")
 
 
 def test_the_same_measurement_holds(capsys):

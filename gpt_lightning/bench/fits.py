@@ -112,12 +112,11 @@ def dtype_of(config: Any, device: torch.device) -> str:
 
 
 def random_token_options(
-    bench: str, vocab_size: int | None, steps: int, warmup: int, n_tokens: int = 2_000_000
+    vocab_size: int | None, steps: int, warmup: int, n_tokens: int = 2_000_000
 ) -> list[str]:
     """Return options of `fit` that train on random tokens and nothing else.
 
     Args:
-        bench: Name of the bench, for the error message.
         vocab_size: Vocabulary of the model.
         steps: Measured optimizer steps.
         warmup: Optimizer steps before.
@@ -127,10 +126,7 @@ def random_token_options(
         UserError: The vocabulary is left to the data.
     """
     if vocab_size is None:
-        raise UserError(
-            f"model.config.vocab_size is null, but bench {bench} reads random tokens: "
-            "give a number, e.g. --model.config.vocab_size 65"
-        )
+        raise UserError("model.config.vocab_size is null, but random tokens need a number")
     return [
         f"--data.dataset={random_dataset(Path('data'), vocab_size, n_tokens)}",
         "--data.corpus=null",

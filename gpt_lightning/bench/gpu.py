@@ -27,8 +27,7 @@ import torch
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import fits, models
-from gpt_lightning.bench.models import GPU_SIZES
-from gpt_lightning.bench.peers import Peer
+from gpt_lightning.bench.models import GPU_SIZES, Peer
 from gpt_lightning.bench.step import Training, random_batch, rates
 from gpt_lightning.errors import is_out_of_memory
 from gpt_lightning.hardware.device import (
@@ -146,7 +145,7 @@ def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> 
     """
     settings = options_for(fits.step_of(config), step.batch_size, config.data, config.trainer)
     vocab_size = config.model.config.vocab_size
-    tokens = fits.random_token_options("gpu", vocab_size, row.steps, row.warmup, TOKENS)
+    tokens = fits.random_token_options(vocab_size, row.steps, row.warmup, TOKENS)
     argv = [*arguments, *" ".join(settings).split(), *tokens]
     return fits.timed_fit([*argv, "--trainer.logger=false", "--model.warmup_steps=0"])
 

@@ -1,4 +1,4 @@
-"""Models that benches measure: sizes.yaml, the options that choose them, and the course's model.
+"""Models that benches measure: sizes.yaml, the options that choose them, and two other models.
 
 The systems course's language model stands beside GPT-2. A decoder with RMSNorm, rotary position
 embeddings (RoPE), SwiGLU, no biases and a head with its own matrix: the model of the published
@@ -10,6 +10,8 @@ Sources: Zhang and Sennrich 2019 (RMSNorm), https://arxiv.org/abs/1910.07467; Su
 https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2002.05202.
 """
 
+import importlib
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,9 +23,12 @@ from gpt_lightning.files import yaml_beside
 from gpt_lightning.model import gpt
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
+from gpt_lightning.model.huggingface import settings_of, to_huggingface
 from gpt_lightning.model.loss import mean_loss
+from gpt_lightning.model.weights import HEAD
 from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
 from gpt_lightning.tables.rows import Values
+from gpt_lightning.tables.worker import SkippedError
 
 TABLE = yaml_beside(__file__, "sizes.yaml")
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
@@ -84,6 +89,37 @@ SIZES = (
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
     optional("shapes", "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", str),
 )
+
+
+# ---- transformers' model -------------------------------------------------------------------------
+
+
+class Peer(nn.Module):
+    """transformers' GPT-2 with our weights, as a module of tokens and targets to a loss.
+
+    Args:
+        model: GPT whose shape and weights it gets.
+
+    Raises:
+        SkippedError: transformers is not installed.
+    """
+
+    def __init__(self, model: GPT):
+        try:
+            transformers = importlib.import_module("transformers")
+        except ModuleNotFoundError as error:
+            raise SkippedError(f"{error.name} is missing: pip install transformers") from error
+
+        super().__init__()
+        ours = replace(model.config, dropout=0.0)
+        # token 0 ends texts: transformers' own, 50,256, exceeds a small vocabulary
+        settings = settings_of(ours, model.lm_head.out_features, 0, {})
+        self.model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+        weights = to_huggingface(model.state_dict(), ours)  # the file format omits a tied head
+        self.model.load_state_dict(weights | {HEAD: model.lm_head.weight})
+
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        return mean_loss(self.model(idx, use_cache=False).logits, targets)
 
 
 # ---- the course's model --------------------------------------------------------------------------

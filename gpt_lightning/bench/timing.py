@@ -10,7 +10,6 @@ cancel in their ratio, and the spread of the ratios shows the noise.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean, median, stdev
@@ -22,27 +21,11 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
 Times = dict[str, list[float]]  # phase -> milliseconds of each step
-PARTS = 10  # consecutive parts of the batches of `steady_mean`
 STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "mean": fmean,
     "std": lambda ms: stdev(ms) if len(ms) > 1 else 0.0,  # standard deviation of a sample
-    "p90": lambda ms: sorted(ms)[round(0.9 * (len(ms) - 1))],
 }
 Block = Callable[[], list[float]]  # returns the milliseconds of each of its steps, at least one
-
-
-def steady_mean(milliseconds: list[float]) -> float:
-    """Return the median of the means of PARTS consecutive parts.
-
-    Work that comes in bursts, such as the batches of several workers, is averaged within each part;
-    a stall of the machine changes one part only.
-
-    Args:
-        milliseconds: Durations in their order, at least one.
-    """
-    size = math.ceil(len(milliseconds) / PARTS)
-    starts = range(0, len(milliseconds), size)
-    return median(fmean(milliseconds[i : i + size]) for i in starts)
 
 
 def columns(name: str, milliseconds: list[float], *statistics: str) -> dict[str, float]:

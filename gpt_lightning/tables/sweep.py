@@ -78,6 +78,14 @@ class Bench:
         return self._module.__name__.rpartition(".")[2].replace("_", "-")
 
     @property
+    def command(self) -> list[str]:
+        """Words of the command before its options."""
+        module = self.measure.partition(":")[0]
+        if module.startswith("gpt_lightning."):
+            return ["gpt-lightning", "bench", self.name]
+        return ["python", "-m", module]
+
+    @property
     def about(self) -> list[str]:
         """Heading of the report, then conventions, units, definitions: the file's docstring."""
         heading, *notes = map(one_line, str(self._module.__doc__).split("\n\n"))
@@ -89,7 +97,11 @@ class Bench:
 
 
 def run_bench(bench: Bench, argv: list[str]) -> int:
-    """Run `bench NAME ...`: parse the options, multiply them, and measure every row.
+    """Run a bench: parse the options, multiply them, and measure every row.
+
+    Args:
+        bench: The benchmark.
+        argv: `bench NAME` or `-m MODULE`, then the options.
 
     Returns:
         0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise;
@@ -116,7 +128,7 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
         argv, fit_options = split_fit_options([*argv])
         about += ". Options of `fit` follow: --data.batch_size 32."
         same = {"fit_options": fit_options}
-    parser = OneLineParser(prog=f"gpt-lightning bench {bench.name}", description=about)
+    parser = OneLineParser(prog=" ".join(bench.command), description=about)
     every = (
         Option("resume", False, "Continue the newest sweep of the same rows.", type=bool),
         shared("timeout_s", bench.timeout_s, "Time limit of each row, in seconds.", PositiveFinite),
@@ -166,6 +178,7 @@ class Sweep:
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()
         self.folder.mkdir(parents=True, exist_ok=True)  # the rows write their files there
         machine = machine_of(rows, self.argv)
+        machine["command"] = shlex.join([*bench.command, *self.argv[2:]])
         self.machine = machine | earlier_machine(self.folder, machine)
         self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         self.rows = self.tables["rows"]

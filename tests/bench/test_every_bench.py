@@ -20,20 +20,15 @@ SHAPE = "--device cpu --shapes 1x16 --contexts 8 --batches 1 --dtypes fp32"
 TINY = {
     "accumulation": "--device cpu",
     "attention": "--device cpu --d 8,16 --contexts 8 --kernels naive --steps 1 --batch 1",
-    "data": "--device cpu --n_tokens 999 --batches 3 --warmup 1 --block_sizes 8 --batch_sizes 2"
-    " --workers 0 --orders shuffled,random",
     "dtypes": "--device cpu,cuda-rules --models toy --autocast bf16",
     "matmul": "--device cpu --squares 8,16 --sizes none --dtypes fp32 --steps 1 --warmup 1",
     "memory": f"{SHAPE} --modes inference,training --checkpointing false",
-    "peers": "--device cpu --sizes tiny --contexts 8,16 --dtypes fp32 --compile false --rounds 1",
     "profile": f"{SHAPE} --modes training,full-step --steps 1 --warmup 0",
     "sizes": f"{SHAPE} --warmup 0,1 --steps 1",
 }
-SMALL = "--model.config.vocab_size 65 --trainer.accelerator cpu"
 # others, whose rows are not measured here
 COMMANDS = TINY | {
     "gpu": "--device cpu --sizes 124m --models ours,hf",
-    "ladder": f"--config quickstart {SMALL} --rungs fp32,bf16",
 }
 
 
@@ -74,8 +69,6 @@ def test_help_explains_each_option(name, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monkeypatch, capsys):
-    if name == "peers":
-        pytest.importorskip("transformers")
     kept = {}
 
     def isolated(address, configuration, timeout_s):

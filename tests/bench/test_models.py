@@ -1,14 +1,16 @@
 """The systems course's model: its counts, its formulas, and the FLOPs that torch counts."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.models import SHAPES, CourseModel, RMSNorm
+from gpt_lightning.bench.models import SHAPES, CourseModel, Peer, RMSNorm, make_model
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.tables.worker import SkippedError
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
 
@@ -115,3 +117,25 @@ def test_checkpointing_changes_no_gradient():
         gradients.append([p.grad.clone() for p in model.parameters()])
     for plain, checkpointed in zip(*gradients, strict=True):
         torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+
+
+def test_the_peer_is_our_model_with_weights_of_its_own():
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = make_model("gpt2", "2/2/32", 16)
+    peer = Peer(model)
+    assert sum(p.numel() for p in peer.parameters()) == model.num_params()
+    x, y = (torch.randint(10_000, (2, 16)) for _ in range(2))
+    for _ in range(2):  # an update of one is none of the other
+        losses = [m(x, y) for m in (model, peer)]
+        # float32 sums in another order
+        assert float(losses[0]) == pytest.approx(float(losses[1]), abs=1e-4)
+        for m, loss in zip((model, peer), losses, strict=True):
+            loss.backward()
+            torch.optim.SGD(m.parameters(), lr=0.1).step()
+
+
+def test_without_transformers_the_row_is_skipped(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SkippedError, match="transformers is missing"):
+        Peer(make_model("gpt2", "2/2/32", 16))

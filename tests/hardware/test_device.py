@@ -214,8 +214,8 @@ def test_the_name_of_an_amd_chip_has_its_compute_units(monkeypatch):
 
 
 def test_a_record_says_what_people_ask_for():
-    record = devices.machine_record(["bench", "ladder", "--rungs", "a b"], torch.device("cpu"))
-    assert record["command"] == "gpt-lightning bench ladder --rungs 'a b'"
+    record = devices.machine_record(["bench", "matmul", "--sizes", "a b"], torch.device("cpu"))
+    assert record["command"] == "gpt-lightning bench matmul --sizes 'a b'"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", record["date"])
     assert torch.__version__ in record["software"]
     assert f"{devices.memory_gib():.1f} GiB" == record["memory"]

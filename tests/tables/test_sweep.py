@@ -249,7 +249,8 @@ def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
         (path,) = sweep.ROOT.glob("toy/*/results.json")
         facts = json.loads(path.read_text())["machine"]
         told = {} if count < 3 else {"earlier": "rows of today: software torch 1"}
-        assert facts == {"date": "today", "software": software} | told
+        command = {"command": "python -m toy"}
+        assert facts == {"date": "today", "software": software} | command | told
 
 
 def test_resume_of_nothing_takes_one_line():

@@ -9,26 +9,27 @@ loss: loss of the first step, before any update, so that equal losses mean equal
 graphs: graphs that torch.compile made.
 """
 
-import importlib
-from dataclasses import replace
+import sys
 from functools import partial
 
 import torch
-from torch import Tensor, nn
 
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.huggingface import settings_of, to_huggingface
-from gpt_lightning.model.loss import mean_loss
-from gpt_lightning.model.weights import HEAD
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values
-from gpt_lightning.tables.sweep import Bench
-from gpt_lightning.tables.worker import SkippedError
+from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.sweep import Bench, run_bench
 
 BENCH = Bench(
-    measure="gpt_lightning.bench.peers:measure_peers",
+    measure="benchmarks.peers:measure_peers",
+    tables={
+        "rows": row_type(
+            "device dtype compile size batch context ours_ms theirs_ms ours_tokens_per_sec "
+            "theirs_tokens_per_sec ratio ratio_std -ratio_min -ratio_max ours_graphs "
+            "theirs_graphs ours_loss theirs_loss status -note"
+        )
+    },
     options=(
         options.DEVICE,
         options.sizes(("tiny", *models.COURSE_SIZES), "small"),
@@ -48,7 +49,7 @@ def measure_peers(row: Row) -> Values:
     """Train both models in turns."""
     device = prepare(row)
     model = GPT(models.make_config(row.size, row.context))
-    peer = Peer(model)  # compilation renames parameters
+    peer = models.Peer(model)  # compilation renames parameters
     batch = random_batch(row.batch, row.context, device)
     both = {}
     for name, module in (("ours", model), ("theirs", peer)):
@@ -58,38 +59,11 @@ def measure_peers(row: Row) -> Values:
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
     found = dict(timing.compare(blocks, row.rounds))
     for name, training in both.items():
-        facts = {
-            "tokens_per_sec": row.batch * row.context / found[f"{name}_ms"] * 1e3,
-            "graphs": training.graphs,
-            "loss": training.loss,
-        }
-        found |= {f"{name}_{key}": value for key, value in facts.items()}
+        found[f"{name}_tokens_per_sec"] = row.batch * row.context / found[f"{name}_ms"] * 1e3
+        found[f"{name}_graphs"] = training.graphs
+        found[f"{name}_loss"] = training.loss
     return found
 
 
-class Peer(nn.Module):
-    """transformers' GPT-2 with our weights, as a module of tokens and targets to a loss.
-
-    Args:
-        model: GPT whose shape and weights it gets.
-
-    Raises:
-        SkippedError: transformers is not installed.
-    """
-
-    def __init__(self, model: GPT):
-        try:
-            transformers = importlib.import_module("transformers")
-        except ModuleNotFoundError as error:
-            raise SkippedError(f"{error.name} is missing: pip install transformers") from error
-
-        super().__init__()
-        ours = replace(model.config, dropout=0.0)
-        # token 0 ends texts: transformers' own, 50,256, exceeds a small vocabulary
-        settings = settings_of(ours, model.lm_head.out_features, 0, {})
-        self.model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
-        weights = to_huggingface(model.state_dict(), ours)  # the file format omits a tied head
-        self.model.load_state_dict(weights | {HEAD: model.lm_head.weight})
-
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        return mean_loss(self.model(idx, use_cache=False).logits, targets)
+if __name__ == "__main__":
+    sys.exit(run_bench(BENCH, ["-m", "benchmarks.peers", *sys.argv[1:]]))

@@ -1,0 +1,1 @@
+"""Measurements whose results are on the pages of this folder."""
