@@ -176,7 +176,7 @@ def test_config_yaml_is_written_once_and_whole(own_folder):
     assert not [*RUN.glob(".*")]  # no temporary file is left
 
 
-@pytest.mark.parametrize("section", [*EVERY_RUN, "evaluation", "trainer", "model", "data"])
+@pytest.mark.parametrize("section", [*EVERY_RUN, "trainer", "model", "data"])
 def test_a_section_without_keys_is_one_line(section, own_folder, capsys):
     Path("wrong.yaml").write_text(f"\n{section}: 5\n")
     assert cli.main(["fit", *TINY_RUN, "--config=wrong.yaml"]) == 2

@@ -100,7 +100,6 @@ def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys, monkeyp
         f"sample {lone} --max_new_tokens 4 --device cpu",
         "validate lightning_logs/own",
         "resume lightning_logs/own --trainer.max_steps 6",
-        "eval lightning_logs/own --tasks perplexity --text text.txt",
     ):
         assert main(command.split()) == 2
         assert module not in sys.modules
@@ -127,7 +126,6 @@ def test_a_resumed_run_is_the_run_without_an_interruption(module):
 
 NOTHING = {
     "lone checkpoint": ["sample", "lone.ckpt"],
-    "eval of one": ["eval", "lone.ckpt", "--tasks", "perplexity", "--text", "text.txt"],
     "validate of one": ["validate", "--ckpt_path", "lone.ckpt", "--config", "plain.yaml"],
     "copy of a run": ["sample", "elsewhere"],
     "its validation": ["validate", "elsewhere"],
