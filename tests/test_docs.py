@@ -95,7 +95,7 @@ def test_process_wide_changes_are_on_the_page():
     sources = [text_of(path) for path in (ROOT / "gpt_lightning").rglob("*.py")]
     for name in listed:
         assert len([code for code in sources if name in code]) == 1, name
-    for name in ("mallopt", "_SPINCOUNT", "register_at_fork", "set_start_method", "ALLOC_CONF"):
+    for name in ("mallopt", "_SPINCOUNT", "set_start_method", "ALLOC_CONF"):
         used = any(name in code for code in sources)
         assert used == any(name in row for row in listed), name
 

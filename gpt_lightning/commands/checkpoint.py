@@ -1,35 +1,23 @@
-"""The command `gpt-lightning checkpoint`: print, verify and convert checkpoints."""
+"""The command `gpt-lightning checkpoint`: print and verify checkpoints."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, new_path
+from gpt_lightning.files import Fields
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.checkpoint import Checkpoint
 
 
-def checkpoint(
-    action: Literal["inspect", "verify", "convert"],
-    path: str,
-    out: str | None = None,
-    sharded: bool = False,
-) -> None:
-    """Print, verify or convert checkpoints. Nothing in a file is run.
+def checkpoint(action: Literal["inspect", "verify"], path: str) -> None:
+    """Print or verify checkpoints. Nothing in a file is run.
 
     Args:
         action: inspect: print the content of checkpoints. verify: compare each file with its
-            SHA-256. convert: write a checkpoint in one file, or in shards.
+            SHA-256.
         path: A checkpoint, a run folder, or a folder of runs.
-        out: File that convert writes, such as copy.ckpt.
-        sharded: True lets convert write the tensors to a folder in `shards` beside it, as
-            checkpoint.sharded of fit does.
     """
-    if action == "convert":
-        from gpt_lightning.runs.folders import find_checkpoint
-
-        return convert(find_checkpoint(Path(path), last=True), out, sharded)
     files = checkpoint_files(Path(path))
     if action == "verify":
         return verify(files)
@@ -75,33 +63,6 @@ def verify(files: list[Path]) -> None:
             print(f"ok          {file}: {file.stat().st_size:,} bytes")
     if damaged:
         raise UserError("; ".join(damaged))
-
-
-def convert(path: Path, out: str | None, sharded: bool) -> None:
-    """Write a checkpoint with whole tensors, or with its tensors in a folder of shards.
-
-    Args:
-        path: Checkpoint of either kind.
-        out: File to write; it must not exist.
-        sharded: True for a folder of shards.
-
-    Raises:
-        UserError: The checkpoint cannot be read, is not ours, or `out` cannot be written.
-    """
-    from gpt_lightning.runs.checkpoint import read_checkpoint
-    from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-
-    target = new_path("--out", out, ".ckpt")
-    read_checkpoint(path, check=False)  # raises for other programs' files
-    content = DurableCheckpointIO().load_checkpoint(path)
-    with explained("write to", target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    if sharded:
-        from gpt_lightning.runs.shards import is_of_parameter, write_shards
-
-        content = write_shards(content, target, is_of_parameter)
-    DurableCheckpointIO().save_checkpoint(content, target)
-    print(f"saved       {target}{' and its folder of shards' if sharded else ''}")
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:

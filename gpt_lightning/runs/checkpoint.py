@@ -36,6 +36,7 @@ from typing import Any, cast
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from gpt_lightning import __version__
@@ -172,7 +173,7 @@ def environment(trainer: Trainer, compiled: bool, attention: str) -> Fields:
         "device": trainer.strategy.root_device.type,
         "threads": torch.get_num_threads(),
         "ranks": trainer.world_size,
-        "sharded": hasattr(trainer.strategy, "whole_weights"),
+        "sharded": isinstance(trainer.strategy, ModelParallelStrategy),
         "precision": str(trainer.precision),
         "compile": compiled,
         "attention": attention,
@@ -294,15 +295,14 @@ def not_ours(path: Path, error: Exception) -> UserError:
 
 
 def cannot_write(path: Path, error: BaseException) -> UserError:
-    """Return the error for a checkpoint, or its shards, that cannot be written.
+    """Return the error for a checkpoint that cannot be written.
 
     Args:
-        path: File or folder.
-        error: Error of this rank; or one with the errors of all ranks as `failures`.
+        path: File.
+        error: Reason.
     """
-    cause = next(iter(getattr(error, "failures", {}).values()), [error])[0]
     # torch raises a RuntimeError while it handles the OSError of our file
-    cause = cause.__context__ if isinstance(cause.__context__, OSError) else cause
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
     reason = one_line(getattr(cause, "strerror", None) or cause)
     return UserError(
         f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "

@@ -13,11 +13,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from pickle import PickleError
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from lightning import Trainer
@@ -28,139 +26,31 @@ from gpt_lightning.files import Fields, replacement
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint import cannot_write, read_checkpoint, read_content
 
-if TYPE_CHECKING:
-    from gpt_lightning.runs.shards import HostCopy
-
 
 class DurableCheckpointIO(CheckpointIO):
-    """Write checkpoints atomically and check their digests when they are read.
-
-    Attributes:
-        allocate: Argument of read_shards for sharded checkpoints; None: read whole tensors.
-    """
-
-    allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Write checkpoints atomically and check their digests when they are read."""
 
     def save_checkpoint(self, checkpoint: Fields, path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint.
-
-        Args:
-            checkpoint: Lightning's dict.
-            path: File to write.
-            storage_options: Function that writes the checkpoint, from RunCheckpoint; None: write it
-                now.
-        """
-        (storage_options or write_durable_checkpoint)(checkpoint, Path(path))
+        write_durable_checkpoint(checkpoint, Path(path))
+        folders.check_digest(Path(path))  # what the disk has
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> Fields:
         # ignores weights_only of the caller: a checkpoint runs no code
-        loaded = read_content(Path(path), map_location or "cpu", mmap=False)
-        if isinstance(loaded, dict) and "shards" in loaded:
-            from gpt_lightning.runs import shards  # most runs do not need it
-
-            loaded = shards.read_shards(loaded, Path(path), self.allocate or shards.whole)
+        loaded: Fields = read_content(Path(path), map_location or "cpu", mmap=False)
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
         for file in (Path(path), folders.sidecar(Path(path))):
             file.unlink(missing_ok=True)
-        sweep_shards(Path(path).parent)
-
-
-class Saver:
-    """Write the checkpoints of one run, one after the other.
-
-    Loader workers may be forked while the thread runs. The thread holds no lock that a worker
-    needs. The thread's file has no buffer that a worker could flush, and the worker closes its copy
-    of the file.
-
-    Args:
-        asynchronous: False writes before `save` returns; True copies, and writes in a thread.
-        written: Function to call with each path that was written and read back, in the thread.
-        check: Function to call before a copy is written, with it and its path; it may raise.
-    """
-
-    def __init__(
-        self,
-        asynchronous: bool,
-        written: Callable[[Path], None],
-        check: Callable[[Fields, Path], None] = lambda checkpoint, path: None,
-    ):
-        self._written, self._check = written, check
-        self._copy: HostCopy | None = None
-        if asynchronous:
-            from gpt_lightning.runs import shards  # most runs do not need it
-
-            self._copy = shards.HostCopy()
-        self.is_prepared = not asynchronous
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
-        self.work: Future[Any] | None = None  # running in the thread, or ended with an error
-
-    def save(self, checkpoint: Fields, path: Path) -> None:
-        """Wait for the previous save, and save.
-
-        Args:
-            checkpoint: Lightning's dict.
-            path: File to write.
-
-        Raises:
-            UserError: This checkpoint, or the previous one, cannot be written.
-        """
-        self.wait()
-        if not self._copy:
-            self._write(checkpoint, path)
-        else:
-            self.is_prepared = True
-            self.work = self._thread.submit(self._write, self._copy(checkpoint), path)
-
-    def prepare(self, checkpoint: Fields) -> None:
-        """Begin to reserve the memory of the copy, so that the first save does not wait for it.
-
-        Args:
-            checkpoint: Dict with the tensors of the first checkpoint.
-        """
-        self.is_prepared = True
-        if self._copy:
-            self.work = self._thread.submit(self._copy, checkpoint)
-
-    def wait(self) -> None:
-        """Wait for the save in progress, if any.
-
-        Raises:
-            UserError: The last checkpoint could not be written.
-        """
-        if self.work:
-            wait([self.work])
-            self.check()
-
-    def check(self) -> None:
-        """Raise the error of the last save, if that save has failed; never wait."""
-        if self.work and self.work.done():
-            done, self.work = self.work, None
-            done.result()
-
-    def _write(self, checkpoint: Fields, path: Path) -> None:
-        if self._copy:
-            self._check(checkpoint, path)
-        write_durable_checkpoint(checkpoint, path)
-        folders.check_digest(path)
-        self._written(path)
 
 
 class HashingFile(io.FileIO):
-    """Unbuffered file with the SHA-256 of the bytes written to it.
-
-    A process that is forked meanwhile, such as a loader worker, closes its copy of the file.
-    Otherwise the space of a deleted file would stay in use.
-    """
-
-    _open: ClassVar[set["HashingFile"]] = set()
+    """Unbuffered file with the SHA-256 of the bytes written to it."""
 
     def __init__(self, path: Path):
         super().__init__(path, "w")
-        self._open.add(self)
         self.digest = hashlib.sha256()  # covers all bytes so far
 
     def write(self, content: Any) -> int:
@@ -170,18 +60,6 @@ class HashingFile(io.FileIO):
         while rest:
             rest = rest[super().write(rest) :]
         return len(content)
-
-    def close(self) -> None:
-        self._open.discard(self)
-        super().close()
-
-    @classmethod
-    def close_in_child(cls) -> None:
-        for file in list(cls._open):
-            file.close()
-
-
-os.register_at_fork(after_in_child=HashingFile.close_in_child)
 
 
 def write_durable_checkpoint(checkpoint: Fields, path: Path) -> None:
@@ -198,8 +76,7 @@ def write_durable_checkpoint(checkpoint: Fields, path: Path) -> None:
                 os.fsync(file.fileno())
             # reads what precedes the tensors; raises for what no resume could read
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
-            shards = checkpoint.get("shards", {}).get("files")
-            folders.write_sidecar(path, file.digest.hexdigest(), shards)
+            folders.write_sidecar(path, file.digest.hexdigest())
     except (OSError, RuntimeError) as error:
         raise cannot_write(path, error) from error
     except (PickleError, AttributeError, TypeError) as error:
@@ -209,17 +86,6 @@ def write_durable_checkpoint(checkpoint: Fields, path: Path) -> None:
             f"{f' of {kind[1]}' if kind else ''}; the checkpoints before it are untouched: let "
             "state_dict of each callback return numbers, strings, tensors, lists and dicts"
         ) from error
-    finally:
-        if "shards" in checkpoint:  # those of the file before, or of a failed save
-            sweep_shards(path.parent)
-
-
-def sweep_shards(folder: Path) -> None:
-    """Delete the shards in a folder of checkpoints that no file there names."""
-    if (folder / folders.SHARDS).is_dir():
-        from gpt_lightning.runs import shards  # most runs do not need it
-
-        shards.sweep(folder)
 
 
 # ---- for RunCheckpoint ---------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Run folders: names of their files, identity, lock, disk space, checkpoints, and their digests.
 
-The SHA-256 of a checkpoint is in a second file, `NAME.sha256`. The lines of a sharded checkpoint's
-files (shards.py) follow its own line.
+The SHA-256 of a checkpoint is in a second file, `NAME.sha256`.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,6 @@ NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's f
 ASIDE = ".old"  # suffix of checkpoints that were set aside
 SKIPPED = ".skipped"  # suffix of checkpoints that a resume could not use; nothing deletes them
 SIDECAR = ".sha256"
-SHARDS = "shards"  # folder beside checkpoints, with a folder for each sharded one
 FIX = "check its permissions, or take another checkpoint"
 SPARE_BYTES = 2**20  # free bytes that the disk keeps beside a new checkpoint
 
@@ -279,22 +277,20 @@ def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
 # ---- digests -------------------------------------------------------------------------------------
 
 
-def write_sidecar(path: Path, digest: str, shards: Mapping[str, str] | None = None) -> None:
-    """Write the digests of a new file, of its shards, and of the file that it replaces.
+def write_sidecar(path: Path, digest: str) -> None:
+    """Write the digests of a new file and of the file that it replaces.
 
     Args:
         path: File that is about to get its name.
         digest: SHA-256 of the new file.
-        shards: SHA-256 of each file of its shards, by the path from the checkpoint's folder.
 
     Raises:
         OSError: The digests cannot be written.
     """
-    known = [(digest, dict(shards or {}))]
+    known = [digest]
     if path.exists():
         known += read_sidecar(path)[:1]
-    listed = [{path.name: whole} | parts for whole, parts in known]
-    lines = [f"{sha256}  {name}\n" for each in listed for name, sha256 in each.items()]
+    lines = [f"{sha256}  {path.name}\n" for sha256 in known]
     with files.replacement(sidecar(path)) as temporary:
         files.write_durable(temporary, "".join(lines).encode())
 
@@ -304,26 +300,19 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + SIDECAR)
 
 
-def read_sidecar(path: Path) -> list[tuple[str, dict[str, str]]]:
-    """Return the digests that a file may have, the newest first, each with those of its shards.
+def read_sidecar(path: Path) -> list[str]:
+    """Return the digests that a file may have, the newest first.
 
     The list is empty if the sidecar is missing, is damaged, or cannot be read.
     """
-    found: list[tuple[str, dict[str, str]]] = []
     try:
         if not sidecar(path).is_file():  # a pipe would be waited for
             return []
-        for line in sidecar(path).read_text(encoding="utf-8").splitlines():
-            digest, _, name = line.partition(" ")
-            if not re.fullmatch("[0-9a-f]{64}", digest):
-                return []
-            if part := re.fullmatch(rf" ({SHARDS}/[^/]+/[^/]+)", name):
-                found[-1][1][part[1]] = digest
-            else:
-                found.append((digest, {}))
-    except (OSError, ValueError, IndexError):
+        lines = sidecar(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
         return []
-    return found
+    found = [line.partition(" ")[0] for line in lines]
+    return found if all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found) else []
 
 
 def has_digest(path: Path) -> bool:
@@ -332,7 +321,7 @@ def has_digest(path: Path) -> bool:
 
 
 def check_digest(path: Path, required: bool = True) -> bool:
-    """Check that a file and its shards are, byte for byte, what was written.
+    """Check that a file is, byte for byte, what was written.
 
     Args:
         path: File, with its digest in another file beside it.
@@ -342,7 +331,7 @@ def check_digest(path: Path, required: bool = True) -> bool:
         False if the digest cannot be read.
 
     Raises:
-        UserError: A file differs from its digest, a file cannot be read, or the digest cannot.
+        UserError: The file differs from its digest, or one of them cannot be read.
     """
     check_regular(path)
     known = read_sidecar(path)
@@ -353,26 +342,14 @@ def check_digest(path: Path, required: bool = True) -> bool:
             f"{path} has no readable digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file again, or take another checkpoint"
         )
-    whole = checked_sha256(path, *(digest for digest, _ in known))
-    for name, digest in next(shards for digest, shards in known if digest == whole).items():
-        checked_sha256(path.resolve().parent / name, digest)
-    return True
-
-
-def checked_sha256(path: Path, *expected: str) -> str:
-    """Return the SHA-256 of a file.
-
-    Raises:
-        UserError: The file cannot be read, or its digest is none of `expected`.
-    """
     with explained("read", path, FIX):
         found = files.file_sha256(path)
-    if found not in expected:
+    if found not in known:
         raise UserError(
-            f"{path} is damaged: expected SHA-256 {expected[0]}, found {found}; "
+            f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
             "use an older checkpoint, as --resume auto does"
         )
-    return found
+    return True
 
 
 def check_regular(path: Path) -> None:

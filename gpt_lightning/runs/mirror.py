@@ -89,15 +89,10 @@ class Mirror:
             here = {}
             for saved in saved_checkpoints(run / CHECKPOINTS):
                 if known := folders.read_sidecar(saved.path):
-                    here[saved.path.name] = (saved.path, *known[0])
+                    here[saved.path.name] = (saved.path, known[0])
             there = self.digests()
             keep = kept(sort_saved(map(Path, here | there)))
-            for name, (path, digest, shards) in here.items():  # the newest first
-                if name in keep and shards:
-                    raise UserError(
-                        f"{path} is in shards, which are not copied: write it to one file with "
-                        f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
-                    )
+            for name, (path, digest) in here.items():  # the newest first
                 if name in keep and there.get(name) != digest:
                     remote.upload(path, f"{self.checkpoints}/{name}", digest)
                     line = f"{digest}  {name}\n".encode("ascii")
@@ -118,8 +113,7 @@ class Mirror:
         return {
             name: match[0].decode()
             for name, url in files.items()
-            if (match := re.match(rb"[0-9a-f]{64}", line := remote.read(url)))
-            and b"/" not in line  # whole ones
+            if (match := re.match(rb"[0-9a-f]{64}", remote.read(url)))
         }
 
     def fetch(self, name: str, digest: str, path: Path) -> None:

@@ -57,11 +57,6 @@ def read_source(
     content = read_content(path)
     if isinstance(content, dict) and content.keys() >= {"model", "model_args"}:
         return with_tokenizer(read_nanogpt(path, content), nanogpt_meta_files(path, content))
-    if isinstance(content, dict) and "shards" in content:
-        from gpt_lightning.runs.shards import read_shards  # most models are in one file
-
-        weights = {key: content[key] for key in ("state_dict", "shards")}
-        content |= read_shards(weights, path)
     checkpoint = Checkpoint.of(content, path)
     found = of_checkpoint(checkpoint, path)
     theirs = checkpoint.record.network

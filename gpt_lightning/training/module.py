@@ -28,6 +28,7 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import EvaluatedModule
+from gpt_lightning.training.sharding import shard
 
 if TYPE_CHECKING:
     from gpt_lightning.training.keywords import ModelArguments
@@ -138,7 +139,7 @@ class GPTModule(EvaluatedModule):
             scope = "block" if sharded else self.settings.compile_scope
             compile_in_place(self.model, self._device_type, scope, self.settings.pad_head)
         if sharded:
-            cast(Any, trainer.strategy).shard(self.model, trainer.precision == "bf16-mixed")
+            shard(self.model, cast(Any, trainer.strategy).device_mesh["data_parallel"])
         dropout = self.config.dropout if fitting else 0.0
         self.attention_kernel, self.notes = build.find_kernel(
             self.model, trainer, self.context, dropout
@@ -414,12 +415,6 @@ class GPTModule(EvaluatedModule):
         self.record().write(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: Fields) -> None:
-        if "shards" in checkpoint:
-            raise UserError(
-                "this checkpoint is in shards, which Lightning's CheckpointIO does not read: write "
-                "it to one file with `gpt-lightning checkpoint convert PATH --out whole.ckpt`, or "
-                "give the Trainer DurableCheckpointIO() as a plugin"
-            )
         if self.attached_trainer is None:  # load_from_checkpoint: no run to compare with
             theirs = checkpoint.get("gpt_lightning", {}).get("network")
             if theirs and not self.network:

@@ -22,6 +22,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.training.sharding import ShardedStrategy
 
 # settings that need less memory, if a batch of one sequence does not fit
 LESS_MEMORY = (
@@ -429,4 +430,4 @@ def is_fitting(trainer: Trainer) -> bool:
 
 def is_sharded(trainer: Trainer) -> bool:
     """Return whether ranks have shards of the weights (sharding.py), not all of them."""
-    return hasattr(getattr(trainer, "strategy", None), "whole_weights")
+    return isinstance(getattr(trainer, "strategy", None), ShardedStrategy)

@@ -21,6 +21,7 @@ from gpt_lightning.parsing import nearest, pick
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
+from gpt_lightning.training.sharding import ShardedStrategy
 
 EVALUATION_METRICS = ("val/loss", "val/perplexity", "val/bits_per_byte", "train/eval_loss")
 STEP_METRICS = ("train/loss", "optim/grad_norm", "optim/lr")  # logged at log steps
@@ -122,7 +123,6 @@ def check_names(given: Fields) -> None:
     strategy, devices = given.get("strategy", "auto"), given.get("devices", "auto")
     if not isinstance(strategy, str):  # other start methods would start ranks without a command
         ours = isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
-        ours |= hasattr(strategy, "whole_weights")
         usable = ours and getattr(strategy, "_start_method", None) in (None, "popen")
         given = given | {"strategy": "auto" if usable else type(strategy).__name__}
     for key, choices in TABLES["choices"].items():
@@ -192,8 +192,6 @@ def changed_arguments(callbacks: list[L.Callback], given: Fields) -> Fields:
     """Return the arguments that Lightning gets instead of those that were given."""
     changes: Fields = {}
     if given.get("strategy") == "fsdp2":
-        from gpt_lightning.training.sharding import ShardedStrategy  # not for whole models
-
         changes = {"strategy": ShardedStrategy()}
     bars = [callback for callback in callbacks if isinstance(callback, stock.ProgressBar)]
     if len(bars) > 1 or given.get("enable_progress_bar") is False:  # the user's bar, or none

@@ -26,12 +26,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("limit", "saving"), [(0, ()), (200_000, ("--checkpoint.asynchronous", "true"))]
-)
-def test_no_room_for_the_next_file(whole, folder, limit, saving):
+@pytest.mark.parametrize("limit", [0, 200_000])
+def test_no_room_for_the_next_file(whole, folder, limit):
     """A limit on files' size fails as a full disk does; it comes while the run is running."""
-    with start_fit(folder, *saving) as process:
+    with start_fit(folder) as process:
         process.wait_for(11)
         hard = resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
@@ -41,7 +39,7 @@ def test_no_room_for_the_next_file(whole, folder, limit, saving):
     assert "File too large" in line
     assert step_of(checkpoints(folder)[0]) >= 8
     assert leftovers(folder) == []
-    fit(folder, *saving, *RESUME)
+    fit(folder, *RESUME)
     must_equal(whole, folder)
 
 

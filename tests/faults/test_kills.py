@@ -32,9 +32,8 @@ from gpt_lightning.commands.check_resume import compare
 
 SCRIPT = Path(__file__).with_name("killed_at.py")
 WAYS = {
-    "synchronous": (),
+    "plain": (),
     "workers": ("--data.num_workers", "2"),
-    "asynchronous": ("--checkpoint.asynchronous", "true"),
     "shared": ("--checkpoint.folder", "shared"),
 }
 
@@ -95,32 +94,27 @@ def test_the_comparison_can_fail(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("way", "number"),
+    "number",
     [
-        *(pytest.param("synchronous", n, marks=pytest.mark.slow) for n in (1, 6, 25)),
-        *(pytest.param("synchronous", n, marks=pytest.mark.long) for n in (2, 3, 4, 5, 7, 8, 19)),
-        pytest.param("asynchronous", 6, marks=pytest.mark.slow),
-        *(pytest.param("asynchronous", n, marks=pytest.mark.long) for n in (1, 2, 5, 19, 25)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6, 25)),
+        *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 4, 5, 7, 8, 19)),
     ],
 )
-def test_killed_inside_a_save(whole, folder, number, way):
+def test_killed_inside_a_save(whole, folder, number):
     entry = (str(SCRIPT), str(number))
-    with start_fit(folder, *WAYS[way], entry=entry) as process:
+    with start_fit(folder, entry=entry) as process:
         assert process.end() == -signal.SIGKILL, process.output[-2000:]
     left = [step_of(path) for path in checkpoints(folder)]
-    output = fit(folder, *RESUME, *WAYS[way])
+    output = fit(folder, *RESUME)
     if left:
         assert re.search(rf"step {max(left)}\b", output), output[:1500]
     must_equal(whole, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "number", "code"),
-    [
-        pytest.param("workers", signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param("asynchronous", signal.SIGTERM, 143, marks=pytest.mark.long),
-        pytest.param("synchronous", signal.SIGINT, 130, marks=pytest.mark.slow),
-    ],
+    [("workers", signal.SIGTERM, 143), ("plain", signal.SIGINT, 130)],
 )
 def test_stopped_by_a_signal(whole, folder, number, code, way):
     with start_fit(folder, *WAYS[way]) as process:

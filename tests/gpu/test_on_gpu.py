@@ -57,17 +57,3 @@ def test_the_kernels_of_a_profile_add_up(cuda):
     names = {part["range"] for part in phases}
     assert {"step / forward", "step / backward", "step / optimizer"} <= names
     assert row["products"] > 0
-
-
-def test_a_checkpoint_is_copied_to_pinned_memory(cuda):
-    from gpt_lightning.runs.shards import HostCopy
-
-    weight = torch.randn(1000, 100, device=cuda)
-    copy, expected = HostCopy(), weight.cpu()
-    for _ in range(2):
-        copied = copy({"weight": weight, "tied": weight})
-        weight.zero_()
-        assert copied["weight"].device.type == "cpu"
-        assert copied["tied"].data_ptr() == copied["weight"].data_ptr()
-        assert torch.equal(copied["weight"], expected)
-        weight.copy_(expected)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs import folders
+from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, write_durable_checkpoint
 from gpt_lightning.runs.folders import (
     SPARE_BYTES,
@@ -50,7 +50,7 @@ def test_what_is_written_is_read_and_nothing_else_is_left(file):
 def test_the_digest_of_the_content_before_stays_known_until_the_rename(file):
     before = sha256(file)
     write_durable_checkpoint({**CONTENT, "global_step": 4}, file)
-    assert read_sidecar(file) == [(sha256(file), {}), (before, {})]
+    assert read_sidecar(file) == [sha256(file), before]
     write_durable_checkpoint({**CONTENT, "global_step": 5}, file)
     assert len(read_sidecar(file)) == 2  # not every content that it ever had
     check_digest(file)
@@ -80,6 +80,16 @@ def test_a_write_that_fails_leaves_the_file_before_it(file, monkeypatch):
     ):
         write_durable_checkpoint(CONTENT, file)
     assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+def test_a_save_is_read_back(tmp_path, monkeypatch):
+    def lying(checkpoint, path):
+        write_durable_checkpoint(checkpoint, path)
+        path.write_bytes(path.read_bytes()[:-1])
+
+    monkeypatch.setattr(checkpoint_io, "write_durable_checkpoint", lying)
+    with pytest.raises(UserError, match=r"a\.ckpt is damaged"):
+        DurableCheckpointIO().save_checkpoint(CONTENT, tmp_path / "a.ckpt")
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 3000])

@@ -130,10 +130,9 @@ def here() -> dict[str, bytes]:
 # ---- copies --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("protocol", "asynchronous"), [("flaky", "false"), ("oss", "true")])
-def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol, asynchronous):
-    folder = f"{protocol}://bucket/runs"
-    assert fit(f"--checkpoint.asynchronous={asynchronous}", folder=folder) == 0
+@pytest.mark.parametrize("protocol", ["flaky", "oss"])
+def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol):
+    assert fit(folder=f"{protocol}://bucket/runs") == 0
     assert there() == here()
     assert len([name for name in here() if name.endswith(".ckpt")]) == 2
     puts = [line for line in Flaky.log if "step-0000006" in line and line.startswith("put")]
@@ -143,11 +142,10 @@ def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol, asynch
     assert older > Flaky.log.index(puts[-1])  # deleted after
 
 
-@pytest.mark.parametrize("asynchronous", ["false", "true"])
-def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys, asynchronous):
+def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys):
     Flaky.torn["step-0000004"] = 1000
     Flaky.failing["step-0000006"] = 1000
-    assert fit(f"--checkpoint.asynchronous={asynchronous}") == 2
+    assert fit() == 2
     lines = capsys.readouterr().err.splitlines()
     assert any("warning: not in checkpoint.folder: cannot write" in line for line in lines)
     assert re.match("error: the last checkpoint is not in flaky://.*resume auto", lines[-1])
@@ -186,14 +184,12 @@ def test_a_copy_without_its_digest_is_never_deleted(copied):
 # ---- continue ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asynchronous", ["false", "true"])
-def test_a_new_machine_continues_exactly(text_file, asynchronous):
-    more = f"--checkpoint.asynchronous={asynchronous}"
+def test_a_new_machine_continues_exactly(text_file):
     assert main(["fit", *TINY_RUN, "--run_name=whole", "--data.batch_size=4",
                  "--checkpoint.every_n_steps=2", "--trainer.max_steps=10"]) == 0  # fmt: skip
-    assert fit(more, "--model.decay_steps=10", steps=6) == 0
+    assert fit("--model.decay_steps=10", steps=6) == 0
     shutil.rmtree(RUN)
-    assert fit(more, "--resume=auto", steps=10) == 0
+    assert fit("--resume=auto", steps=10) == 0
     whole = Path("lightning_logs/whole/version_0")
     found = compare(whole, RUN)
     assert all(found.values()), found

@@ -20,7 +20,7 @@ from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
-from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
@@ -44,12 +44,8 @@ class RunCheckpoint(steps.StepCallback):
         keep_last: Number of the newest files to keep.
         keep_best: Number of files with the lowest validation loss to keep.
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
-        asynchronous: True writes the file in a thread. Training waits only for a copy in the host's
-            memory, which needs the size of a checkpoint.
         folder: Folder or URL (s3://, gs://) for a copy of each checkpoint, with config.yaml and
             metrics.jsonl, in FOLDER/RUN_NAME/version_N. --resume auto continues from there.
-        sharded: True lets each rank write its own shards to a folder in checkpoints/shards, with
-            trainer.strategy fsdp2.
         enabled: True saves checkpoints; False saves none.
     """
 
@@ -57,22 +53,14 @@ class RunCheckpoint(steps.StepCallback):
     keep_last: PositiveInt = 2
     keep_best: NonNegativeInt = 1
     keep_every_n_steps: PositiveInt | None = None
-    asynchronous: bool = False
     folder: str | None = None
-    sharded: bool = False
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        if self.sharded and (self.asynchronous or self.folder is not None):
-            raise UserError(
-                "checkpoint.sharded has no copy, neither in memory nor at another place: leave out "
-                "checkpoint.asynchronous and checkpoint.folder, or set checkpoint.sharded to false"
-            )
         self.best_loss = math.inf  # lowest validation loss of the run
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._saver = Saver(self.asynchronous, self._saved, self._check_copy)
         self._mirror: Mirror | None = None
         self._lock = contextlib.ExitStack()
 
@@ -89,16 +77,6 @@ class RunCheckpoint(steps.StepCallback):
             logger.folder = trainer.strategy.broadcast(made)  # rank 0 has made it
         if stage == "fit" and self.enabled:
             checkpoint_io.use_durable_io(trainer)
-        if self.sharded and stage == "fit":
-            if not hasattr(trainer.strategy, "writes_shards"):
-                raise UserError(
-                    "checkpoint.sharded is for weights in shards: set trainer.strategy to fsdp2, "
-                    "or checkpoint.sharded to false"
-                )
-            from gpt_lightning.runs.shards import check_package  # most runs do not need it
-
-            check_package()
-            trainer.strategy.writes_shards = True
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
         run: Any = trainer
@@ -111,7 +89,6 @@ class RunCheckpoint(steps.StepCallback):
             folders.check_writable(folder, 0)
             self._lock.enter_context(folders.lock_folder(folder))
             folders.sweep(folder)
-            checkpoint_io.sweep_shards(folder)
             folders.check_writable(folder, 3 * weights)  # AdamW has two more of each
             if self.folder is not None:
                 from gpt_lightning.runs.mirror import mirror_of  # most runs do not need it
@@ -144,10 +121,6 @@ class RunCheckpoint(steps.StepCallback):
         every = self.every_n_steps
         if steps.at_step_boundary(trainer):
             self._loss = None
-            if not self._saver.is_prepared and trainer.is_global_zero and self._writes:
-                optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
-                weights = trainer.lightning_module.state_dict()
-                self._saver.prepare({"state_dict": weights, "optimizer_states": optimizers})
             self._due |= every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -162,9 +135,8 @@ class RunCheckpoint(steps.StepCallback):
         """Save if it is time to."""
         if not steps.at_step_boundary(trainer):
             return
-        self._saver.check()
         if steps.stop_due(trainer):
-            self.finish(trainer)
+            self.save(trainer)
             if trainer.is_global_zero:
                 reason = steps.stop_reason(trainer)
                 # Lightning's Timer counts the time of all sessions
@@ -175,7 +147,7 @@ class RunCheckpoint(steps.StepCallback):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.finish(trainer)
+        self.save(trainer)
 
     def state_dict(self) -> Fields:
         return {"best_loss": self.best_loss}
@@ -184,14 +156,8 @@ class RunCheckpoint(steps.StepCallback):
         self.best_loss = state_dict["best_loss"]
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Complete a save that an exception has interrupted, and unlock the folder."""
-        try:
-            self._saver.wait()
-        except Exception as error:  # the exception stays the reason
-            print(f"warning: {error}", file=sys.stderr)
-        finally:
-            self._lock.close()
-            self._saver = Saver(self.asynchronous, self._saved, self._check_copy)  # frees memory
+        """Unlock the folder."""
+        self._lock.close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -201,7 +167,7 @@ class RunCheckpoint(steps.StepCallback):
             alone = trainer.world_size == 1 and self._saved_step >= 0
             whole = alone and not steps.unfinished_micro_batches(trainer)
             if isinstance(exception, OutageError) and whole:
-                self.finish(trainer)
+                self.save(trainer)
         finally:
             self.teardown()
 
@@ -214,11 +180,9 @@ class RunCheckpoint(steps.StepCallback):
     def save(self, trainer: Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
 
-        An asynchronous save returns when the checkpoint is copied to memory.
-
         Raises:
-            UserError: The run has non-finite numbers; or this checkpoint, or the one before, cannot
-                be written. Older files are untouched.
+            UserError: The run has non-finite numbers, or the checkpoint cannot be written. Older
+                files are untouched.
             RuntimeError: A step has begun.
         """
         self._due = False
@@ -232,25 +196,13 @@ class RunCheckpoint(steps.StepCallback):
         name = folders.checkpoint_name(trainer.global_step, self._loss)
         path = self.checkpoint_folder(trainer) / name
         with phase(trainer, "checkpoint"):
-            if not self.asynchronous:
-                self._check_finite(trainer)
+            self._check_finite(trainer)
             if logger := steps.run_logger(trainer):
                 logger.sync()
-            trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
+            trainer.save_checkpoint(path, weights_only=False)
+            if trainer.is_global_zero:
+                self._saved(path)
         self._saved_step = trainer.global_step
-        self._warn()
-
-    def finish(self, trainer: Trainer) -> None:
-        """Save, and return when the file is complete.
-
-        Raises:
-            UserError: as `save`.
-        """
-        self.save(trainer)
-        if self._saver.work is not None:
-            with phase(trainer, "checkpoint"):
-                self._saver.wait()
-            self._warn()
 
     def _check_finite(self, trainer: Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
@@ -259,12 +211,6 @@ class RunCheckpoint(steps.StepCallback):
         if not trainer.strategy.reduce_boolean_decision(finite):
             folder = self.checkpoint_folder(trainer) if self._writes else None
             raise checkpoint_io.non_finite(trainer.global_step, folder)
-
-    def _check_copy(self, checkpoint: Fields, path: Path) -> None:
-        """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
-        states = [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
-        if not all_finite(checkpoint["state_dict"].values(), states):
-            raise checkpoint_io.non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the last checkpoint to `folder` if it is not there yet.
@@ -286,10 +232,6 @@ class RunCheckpoint(steps.StepCallback):
                 f"in {run}: the same command with --resume auto copies it"
             )
 
-    def _warn(self) -> None:
-        if self._mirror and self._mirror.failure is not None:
-            print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
-
     def _saved(self, written: Path) -> None:
         """Delete the files that are no longer kept, and copy the run to `folder`.
 
@@ -305,6 +247,8 @@ class RunCheckpoint(steps.StepCallback):
         checkpoint_io.drop_aside(written.parent, step)
         if self._mirror:
             self._mirror.sync(written.parent.parent, self._kept)
+            if self._mirror.failure is not None:
+                print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
 
     def _kept(self, saved: list[Saved]) -> set[str]:
         """Return the names to keep of some checkpoints, the newest first."""

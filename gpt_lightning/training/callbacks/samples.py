@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpt_lightning.parsing import Seed, checked
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.sharding import whole_weights
 from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 
 
@@ -110,12 +111,12 @@ def evaluated_weights(trainer: Trainer) -> Iterator[None]:
 
     Under fsdp2 each rank has all weights meanwhile, and all ranks must take part.
     """
-    average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
+    average = find_callback(trainer, WeightAveraging)
+    module: Any = trainer.lightning_module
     if average:
         average.on_validation_epoch_start(trainer, module)
-    run: Any = trainer
     try:
-        with run.strategy.whole_weights(module.model) if is_sharded(trainer) else nullcontext():
+        with whole_weights(module.model):
             yield
     finally:
         if average:

@@ -164,7 +164,7 @@ class StopSignals(steps.StepCallback):
             return
         checkpoint = steps.find_callback(trainer, RunCheckpoint)
         if checkpoint:
-            checkpoint.finish(trainer)
+            checkpoint.save(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
         outages = [self._outage] * trainer.world_size
         if stop == EXIT_AGAIN and trainer.world_size > 1:

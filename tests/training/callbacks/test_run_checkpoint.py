@@ -11,7 +11,7 @@ from tiny_fit import RUN, fit, logged_steps, quiet_trainer, tiny_config, tiny_da
 from gpt_lightning import GPTModule
 from gpt_lightning.cli import main
 from gpt_lightning.runs import folders
-from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+from gpt_lightning.runs.checkpoint_io import HashingFile, write_durable_checkpoint
 from gpt_lightning.runs.folders import check_digest, sidecar
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
@@ -40,6 +40,22 @@ def test_a_run_that_saves_nothing_leaves_the_files_of_later_steps():
     (earlier,) = (RUN / "checkpoints").glob("step-0000002*.ckpt")
     assert fit(3, f"--resume={earlier}", "--checkpoint.enabled=false") == 0
     assert saved() == ["0000002", "0000004"]
+
+
+def test_a_full_disk_ends_the_run_with_the_files_before(monkeypatch, capsys):
+    real = HashingFile.write
+
+    def write(self, content):
+        if "step-0000004" in str(self.name):
+            raise OSError(28, "No space left on device")
+        return real(self, content)
+
+    monkeypatch.setattr(HashingFile, "write", write)
+    assert fit(6, "--checkpoint.every_n_steps=2") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: cannot write ")
+    assert "No space left" in error
+    assert saved() == ["0000002"]
 
 
 # ---- finite numbers ------------------------------------------------------------------------------

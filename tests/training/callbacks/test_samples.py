@@ -98,7 +98,7 @@ def test_an_error_leaves_the_weights_of_the_training(monkeypatch):
         on_validation_epoch_end=lambda *_: calls.append("own"),
     )
     monkeypatch.setattr(samples, "find_callback", lambda *_: average)
-    trainer = SimpleNamespace(lightning_module=None)
+    trainer = SimpleNamespace(lightning_module=SimpleNamespace(model=torch.nn.Linear(1, 1)))
     with pytest.raises(ZeroDivisionError), samples.evaluated_weights(trainer):
         calls.append(1 // 0)
     assert calls == ["average", "own"]
