@@ -38,6 +38,7 @@ def tokens_of(folder: Path, *splits: str) -> list[int]:
     manifest = load_manifest(folder)
     streams = [TokenStream(folder, manifest, split) for split in splits or manifest.splits]
     found = [stream.windows(np.array([0]), len(stream))[0] for stream in streams]
+    TokenStream._map.cache_clear()  # each mapped shard is an open file
     return np.concatenate(found).tolist()  # type: ignore[no-any-return]
 
 
