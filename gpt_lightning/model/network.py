@@ -154,6 +154,15 @@ def build(network: Network | None, config: GPTConfig) -> Any:
     return network.build(config) if network else GPT(config)
 
 
+def network_option(value: Any) -> list[str]:
+    """Return the option of a command for a run with this value of model.network; [] for GPT."""
+    network = Network.of(value)
+    if network is None:
+        return []
+    text = json.dumps(network.record()) if network.init_args else network.class_path
+    return ["--model.network", text]
+
+
 def missing_network(source: str, theirs: Any) -> UserError:
     """Return the error for weights of a network that no setting of this user names.
 
@@ -161,11 +170,9 @@ def missing_network(source: str, theirs: Any) -> UserError:
         source: Origin of the weights.
         theirs: Network in the record of the weights, or in their config.yaml.
     """
-    named: Any = Network.of(theirs)
-    value = json.dumps(named.record()) if named.init_args else named.class_path
     return UserError(
         f"{source} has the weights of a network of its own, and a file imports nothing: name the "
-        f"class with --model.network {shlex.quote(value)}, in Python with network="
+        f"class with {shlex.join(network_option(theirs))}, in Python with network="
     )
 
 

@@ -16,6 +16,7 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.tokenizers import difference
 from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import Fields
+from gpt_lightning.model.network import network_option
 from gpt_lightning.parsing import shell_command
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
 from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id, sidecar
@@ -92,7 +93,8 @@ def newest_checkpoint(run: Path) -> Path | None:
             skipped.append(error)
             continue
         if not has_digest:
-            again = shell_command(["resume", str(saved.path)])
+            network = network_option(read_checkpoint(saved.path, check=False).record.network)
+            again = shell_command(["resume", str(saved.path), *network])
             raise UserError(
                 f"{saved.path} has no readable digest in {sidecar(saved.path).name}: restore that "
                 f"file, or go on without a check with --resume {saved.path}, or `{again}`"

@@ -87,7 +87,10 @@ def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys, monkeyp
     monkeypatch.setattr("gpt_lightning.training.module.count_flops", count)
     assert fit("--speed={peak_flops: 1e12, warmup_steps: 0}", "--trainer.log_every_n_steps=1") == 0
     assert count.call_count == 2  # for the banner and the MFU, not at each log
-    assert "FlopCounterMode" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FlopCounterMode" in printed
+    sample = next(line for line in printed.splitlines() if line.startswith("sample "))
+    assert main([*shlex.split(sample.partition("gpt-lightning")[2]), "--max_new_tokens=1"]) == 0
     config = yaml.safe_load(Path("lightning_logs/own/version_0/config.yaml").read_text())
     assert config["model"]["network"] == {
         "class_path": f"{module}.MyGPT",

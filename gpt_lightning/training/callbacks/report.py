@@ -18,6 +18,7 @@ from tqdm import tqdm
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_name, untried_versions
+from gpt_lightning.model.network import network_option
 from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
@@ -100,6 +101,7 @@ class RunReport(Callback):
             most, step = getattr(trainer, name), trainer.global_step
             least = step if name == "max_steps" else 0
             more = [f"--trainer.{name}", str(2 * max(most, least))]
+            more += network_option(pl_module.network)
             again = shell_command(["resume", str(folder := run_folder(trainer)), *more])
             reason = f"trainer.{name} is {most:,}" + f"; train on with `{again}`" * bool(folder)
             if trainer.should_stop:
@@ -138,11 +140,11 @@ class RunReport(Callback):
             facts |= speed_facts(speed, module)
         folder = run_folder(trainer)
         if checkpoint and checkpoint.enabled and folder:
-            run = shlex.quote(str(folder))
-            facts["sample"] = f"{program()} sample {run}"
-            facts["play"] = f"{program()} play {run}"
+            run = [str(folder), *network_option(module.network)]
+            facts["sample"] = shell_command(["sample", *run])
+            facts["play"] = shell_command(["play", *run])
             if self.validated < trainer.global_step and any(trainer.num_val_batches):
-                facts["validate"] = f"{program()} validate {run} --ckpt_path last"
+                facts["validate"] = shell_command(["validate", *run, "--ckpt_path", "last"])
         for events in trainer.loggers:
             if isinstance(events, TensorBoardLogger):
                 facts["look"] = f"{program('tensorboard')} --logdir {shlex.quote(events.save_dir)}"

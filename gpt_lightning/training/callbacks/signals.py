@@ -27,6 +27,7 @@ from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, OutageError, UserError, exit_on_signal
 from gpt_lightning.hardware.device import Timestamp, record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
+from gpt_lightning.model.network import network_option
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import steps
@@ -197,7 +198,8 @@ def command_to_continue(trainer: Trainer, checkpoint: RunCheckpoint) -> str:
     launched = not isinstance(environment, LightningEnvironment | None)
     if folder is None or launched or checkpoint.folder or not RunPaths(folder).config.is_file():
         return ""
-    return shell_command(["resume", str(folder)])
+    network = getattr(trainer.lightning_module, "network", None)
+    return shell_command(["resume", str(folder), *network_option(network)])
 
 
 def requeue_job() -> str:

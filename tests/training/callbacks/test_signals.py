@@ -173,11 +173,15 @@ def test_the_command_to_continue_is_of_this_run(tmp_path, monkeypatch):
     run.mkdir()
     monkeypatch.setattr(signals.steps, "run_folder", lambda trainer: run)
     strategy = SimpleNamespace(cluster_environment=LoopbackEnvironment())  # with trainer.devices
-    trainer = SimpleNamespace(strategy=strategy)
+    module = SimpleNamespace(network=None)
+    trainer = SimpleNamespace(strategy=strategy, lightning_module=module)
     assert signals.command_to_continue(trainer, RunCheckpoint()) == ""  # L.Trainer: no settings
     (run / "config.yaml").touch()
     command = signals.command_to_continue(trainer, RunCheckpoint())
     assert command == f"{program()} resume '{run}'"
+    module.network = "my_gpt.MyGPT"
+    again = signals.command_to_continue(trainer, RunCheckpoint())
+    assert again == f"{command} --model.network my_gpt.MyGPT"
     mirrored = RunCheckpoint(folder=str(tmp_path))  # another machine has no such folder
     assert signals.command_to_continue(trainer, mirrored) == ""
     strategy.cluster_environment = TorchElasticEnvironment()  # torchrun, whose command is unknown
