@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -12,6 +12,7 @@ from gpt_lightning.files import Fields, yaml_beside
 
 # sections of hints.yaml: words, instead, messages, expected, yaml
 HINTS: Fields = yaml_beside(__file__)
+NEAR = 0.75  # lowest ratio of difflib between a word and the name that was meant
 DASHES = "-\u2013\u2014"  # text editors type the last two
 PLAIN = {"NoneType": "null", "None": "null", "True": "true", "False": "false"}
 
@@ -77,7 +78,18 @@ def suggestion(word: str, options: Sequence[str]) -> str:
         if meant:
             return meant[0]
     alike = [key for key in keys if "." in key or "." not in word]
-    return next(iter(difflib.get_close_matches(word, alike, n=1)), "")
+    # all keys of a section begin alike
+    ends = {key: key.rpartition(".")[2] for key in alike}
+    end = closest(word.rpartition(".")[2], [*ends.values()])
+    found = [key for key in alike if ends[key] == end]
+    return next(iter(difflib.get_close_matches(word, found, n=1, cutoff=0)), "")
+
+
+def closest(word: str, candidates: Iterable[str]) -> str:
+    """Return the name that a word is a misspelling of, or an empty string."""
+    names = {name.lower(): name for name in candidates}
+    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=NEAR)
+    return names[found[0]] if found else ""
 
 
 # ---- wrong values --------------------------------------------------------------------------------

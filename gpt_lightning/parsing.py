@@ -1,7 +1,6 @@
 """Command-line arguments and configuration files, with errors of one line that name the fix."""
 
 import argparse
-import difflib
 import functools
 import inspect
 import json
@@ -47,9 +46,10 @@ MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the hint ": did you mean ...?", or an empty string if no candidate is close."""
-    names = {name.lower(): name for name in candidates}
-    found = difflib.get_close_matches(word.lower(), names, n=1)
-    return f": did you mean {names[found[0]]!r}?" if found else ""
+    from gpt_lightning.hints import closest  # wrong arguments alone need it
+
+    found = closest(word, candidates)
+    return f": did you mean {found!r}?" if found else ""
 
 
 def pick(name: str, known: Iterable[str], problem: str) -> str:
@@ -404,8 +404,11 @@ def config_file(name: str, where: str = "--config", folder: Path = Path()) -> Pa
         return CONFIGS / f"{name}.yaml"
     if name and path.exists():
         return path
-    candidates = [*config_names(), *map(str, filter(Path.exists, path.parent.glob("*.yaml")))]
-    hint = nearest(path.stem, config_names()) or nearest(name, candidates)
+    from gpt_lightning.hints import closest  # wrong arguments alone need it
+
+    files = {file.stem: str(file) for file in path.parent.glob("*.yaml") if file.exists()}
+    found = closest(path.stem, [*config_names(), *files]) or closest(name, config_names())
+    hint = f": did you mean {files.get(found, found)!r}?" if found else ""
     raise UserError(
         f"{where} {name or repr(name)}: no such file or configuration{hint}; "
         "gpt-lightning configs lists the names"

@@ -8,8 +8,17 @@ import pytest
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.hints import suggestion
 from gpt_lightning.parsing import HalfOpen as Fraction
-from gpt_lightning.parsing import OneLineParser, check_arguments, files_first, program
+from gpt_lightning.parsing import (
+    OneLineParser,
+    check_arguments,
+    config_names,
+    files_first,
+    known_keys,
+    nearest,
+    program,
+)
 
 
 class Settings:
@@ -98,3 +107,32 @@ def test_a_program_is_named_as_it_works(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert program() == "/usr/bin/no-python -m gpt_lightning"
     assert program("tensorboard") == "tensorboard"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("model.learning_rat", "model.learning_rate"),
+        ("modle.learning_rate", "model.learning_rate"),
+        ("model.config.n_layr", "model.config.n_layer"),
+        ("checkpoint.every_n_step", "checkpoint.every_n_steps"),
+        ("trainer.acumulate_grad_batches", "trainer.accumulate_grad_batches"),
+        ("lr", "model.learning_rate"),
+        ("model.skip_spikes", ""),
+        ("model.float8", ""),
+        ("data.mixture", ""),
+        ("data.shuffle", ""),
+        ("model.my_parameter", ""),
+        ("ema_decay", ""),
+    ],
+)
+def test_a_hint_is_for_a_misspelling_and_no_stranger(typed, meant, parser):
+    assert suggestion(typed, known_keys(parser)[0]) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("quikstart", "quickstart"), ("gpt2-124m", "gpt2_124m"), ("mygpt", ""), ("mixture", "")],
+)
+def test_the_nearest_configuration_is_near(typed, meant):
+    assert nearest(typed, config_names()) == (meant and f": did you mean {meant!r}?")
