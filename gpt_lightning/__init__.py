@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "UserError": "errors",
     "GPT": "model.gpt",
+    "GPTCLI": "script",
     "GPTConfig": "model.gpt",
     "GPTModule": "training.module",
     "TokenDataModule": "training.datamodule",

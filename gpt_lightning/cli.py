@@ -42,16 +42,16 @@ TABLES = yaml_beside(__file__)
 COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
 
 
-def usage() -> str:
-    """Return the text of `gpt-lightning --help`."""
+def usage(program: str = "gpt-lightning") -> str:
+    """Return the text of `gpt-lightning --help`, or of a script with GPTCLI."""
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {text}" for name, (text, *_) in COMMANDS.items())
-    return f"""usage: gpt-lightning COMMAND [options]
+    return f"""usage: {program} COMMAND [options]
 
 commands:
 {commands}
 
-gpt-lightning COMMAND --help explains a command."""
+{program} COMMAND --help explains a command."""
 
 
 def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | None = None) -> int:
@@ -194,17 +194,27 @@ def print_thread_error(args: threading.ExceptHookArgs) -> None:
         errors.warn(f"{args.exc_type.__name__} in a thread: {text}")
 
 
-def dispatch(argv: list[str]) -> int:
-    """Find the command, call it, and return the exit code."""
+def dispatch(
+    argv: list[str],
+    program: str = "gpt-lightning",
+    train: Callable[[list[str]], None] | None = None,
+) -> int:
+    """Find the command, call it, and return the exit code.
+
+    Args:
+        argv: Arguments, the command first.
+        program: Words that start this program.
+        train: Function that runs a command of training; None: ours.
+    """
     if not argv:
-        print(usage(), file=sys.stderr)
+        print(usage(program), file=sys.stderr)
         return 2
     name, rest = argv[0], argv[1:]
     help_asked = name in ("-h", "--help", "help")
     if help_asked and rest:
-        return dispatch([rest[0], "--help", *rest[1:]])
+        return dispatch([rest[0], "--help", *rest[1:]], program, train)
     if help_asked or name in ("--version", "-V", "version"):
-        print(usage() if help_asked else f"gpt-lightning {__version__}")
+        print(usage(program) if help_asked else f"gpt-lightning {__version__}")
         return 0
     if name not in COMMANDS:
         from gpt_lightning.hints import hint_at
@@ -217,6 +227,9 @@ def dispatch(argv: list[str]) -> int:
     trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
     if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more
         print(f"gpt-lightning {__version__}: loading PyTorch and Lightning", flush=True)
+    if train and COMMANDS[name].address == TRAINING:
+        train(argv)
+        return 0
     address, function = (COMMANDS[name].address or f"commands.{name}:{name}").split(":")
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments

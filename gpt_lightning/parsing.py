@@ -43,6 +43,8 @@ NO_EFFECT: list[dict[str, str]] = yaml_beside(__file__)
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
+script = ""  # words that start a script with GPTCLI, which has all commands; "" in gpt-lightning
+
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the hint ": did you mean ...?", or an empty string if no candidate is close."""
@@ -311,7 +313,10 @@ def program(name: str = "gpt-lightning") -> str:
 
     The name alone if PATH leads to it; else its path, relative where it is below the working
     directory (`.venv/bin/gpt-lightning`), or `python -m gpt_lightning` where it is not installed.
+    In a script with GPTCLI it is that script.
     """
+    if script and name == "gpt-lightning":
+        return script
     ours, found = Path(sys.executable).parent / name, shutil.which(name)
     if name == "gpt-lightning" and not (found or ours.exists()):
         return f"{shlex.quote(sys.executable)} -m gpt_lightning"

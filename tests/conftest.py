@@ -53,7 +53,7 @@ def parsers() -> Iterator[None]:
     def prepare_once(self, klass, subcommand, **kwargs):
         if len(self.subcommands()) > 1:  # help of all commands changes their parsers
             return prepare(self, klass, subcommand, **kwargs)
-        key = subcommand, *self.classes
+        key = type(self), subcommand, *self.classes
         if key not in built:
             parser = prepare(self, klass, subcommand, **kwargs)
             built[key] = parser, self._subcommand_method_arguments[subcommand]

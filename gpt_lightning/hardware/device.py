@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from packaging.requirements import Requirement
 
-from gpt_lightning import __version__
+from gpt_lightning import __version__, parsing
 
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
@@ -217,7 +217,7 @@ def machine_record(argv: list[str], device: torch.device | None = None) -> dict[
     """
     device = device or torch.device(device_kind())
     facts = {
-        "command": shlex.join(["gpt-lightning", *argv]),
+        "command": f"{parsing.script or 'gpt-lightning'} {shlex.join(argv)}",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": device_name(device),
         "CPU": f"{device_name(torch.device('cpu'))} of {os.cpu_count()}",

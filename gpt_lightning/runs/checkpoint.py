@@ -24,6 +24,7 @@ of Settings; and what a subclass of GPTModule keeps with save_hyperparameters().
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
+| script | words that start the script with GPTCLI that trains the run; "" for gpt-lightning |
 | figures | figures of the training of an imported model; empty for a run's |
 | own | names of a subclass's hyperparameters; missing without any |
 """
@@ -69,6 +70,7 @@ class RunRecord:
         run_id: Identity of the run folder; None without one.
         micro_batches: Micro-batches done of an unfinished step.
         metrics_rows: Rows in the run's metrics file; None without one.
+        script: Words that start the script with GPTCLI that trains the run, such as python my.py.
         figures: Step, tokens and validation loss of an imported model; empty for a run's.
     """
 
@@ -85,6 +87,7 @@ class RunRecord:
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None
+    script: str = ""
     figures: Fields = field(default_factory=dict)
 
     def hyperparameters(self) -> Fields:

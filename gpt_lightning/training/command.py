@@ -1,16 +1,16 @@
-"""GPTCLI: LightningCLI over GPTModule and TokenDataModule, for fit, validate, test and predict."""
+"""TrainingCLI: LightningCLI over GPTModule and TokenDataModule, for fit and evaluations."""
 
-import inspect
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 import warnings
-from argparse import SUPPRESS
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -19,101 +19,45 @@ from typing import Any, cast
 
 import torch
 import yaml
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import errors, parsing
-from gpt_lightning.errors import UserError, one_line
-from gpt_lightning.files import write_atomic
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields, write_atomic
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import machine_record, version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.folders import RunPaths
+from gpt_lightning.runs.folders import RunPaths, run_folders
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings
 from gpt_lightning.training import steps
+from gpt_lightning.training import trainer as ours
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.callbacks.signals import STOP_SIGNALS
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
+from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import TABLES, as_list, check_monitors, check_supported
 
-# section with a class -> what serves those whose class is not derived from ours
-INSTEAD = {
-    "model": "a network of your own is --model.network, see docs/tutorials/own_network.md",
-    "data": "other data are for lightning.Trainer, see docs/python.md",
+TRAINER_DEFAULTS: Fields = {
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,  # TrainLoader reads its rank's share
+    "enable_model_summary": False,  # the banner has it
+    "log_every_n_steps": 10,
 }
-KEYS = {"model": "model.init_from", "data": "data.dataset"}  # one of our class, by section
-OWN = "Subclass of yours, by import path; its arguments are keys, too."
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
     """Parser of Lightning with errors of one line."""
-
-    def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
-        return super().parse_string(flat(cfg_str), *args, **kwargs)
-
-
-# ---- subclasses of our classes ------------------------------------------------------------------
-
-
-def class_of(section: str, base: type, words: list[str]) -> type:
-    """Return the class of a section: the subclass that its class_path names, or our own.
-
-    Args:
-        section: model or data.
-        base: Our class.
-        words: Arguments of the command, from as_key.
-
-    Raises:
-        UserError: The class cannot be imported, or is no subclass of ours.
-    """
-    name = base.__name__
-    for option, _, value in (word.partition("=") for word in words):
-        if option == "--config":
-            keys = parsing.read_config(parsing.config_file(value)).get(section)
-            name = keys.get("class_path", name) if isinstance(keys, dict) else name
-        elif option == f"--{section}.class_path":
-            name = value
-    try:
-        kind: Any = base if name == base.__name__ else resolve_name(name)
-        if not issubclass(kind, base):
-            raise TypeError(f"it is no {base.__name__}")
-        for each in inspect.signature(kind).parameters.values():
-            known = each.name == "config" or each.kind is each.VAR_KEYWORD
-            if each.annotation is each.default is each.empty and not known:
-                raise TypeError(f"its argument {each.name} has no type and no default")
-    except (Exception, SystemExit) as error:  # any code may raise any error
-        raise UserError(
-            f"{section}.class_path {name} cannot be used ({one_line(error)}): name a subclass of "
-            f"gpt_lightning.{base.__name__}, of an installed package or of a file in the current "
-            f"folder, such as my_file.MyClass; {INSTEAD[section]}"
-        ) from error
-    if section == "model":  # the parser finds the keys model.config.* by it
-        kind.__init__.__annotations__.setdefault("config", GPTConfig)
-    return kind
-
-
-def as_key(word: str) -> str:
-    """Return an option of LightningCLI's subclass mode, such as --model=my.Module, as a key."""
-    word = re.sub(r"^--(model|data)=(?=[A-Za-z_][\w.]*$)(?!.*\.ya?ml$)", r"--\1.class_path=", word)
-    return re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word)
-
-
-def flat(config: str) -> str:
-    """Return the YAML of a configuration with the sections' init_args beside their class_path."""
-    settings = yaml.safe_load(config) if "init_args" in config else {}
-    sections = [settings[name] for name in INSTEAD if "init_args" in settings.get(name, ())]
-    for section in sections:
-        section |= section.pop("init_args") or {}
-    return yaml.safe_dump(settings, sort_keys=False) if sections else config
 
 
 # ---- settings and the command line --------------------------------------------------------------
@@ -157,7 +101,7 @@ class SaveConfig(SaveConfigCallback):
             write_text(trainer, "run/config", head + self.text)
 
 
-class GPTCLI(LightningCLI):
+class TrainingCLI(LightningCLI):
     """LightningCLI with our classes, the callbacks of every run, and a run folder by name.
 
     The methods are in the order in which LightningCLI calls them:
@@ -170,24 +114,73 @@ class GPTCLI(LightningCLI):
     6. _run_subcommand: Trainer.fit, validate, test or predict.
 
     Args:
-        args: GPTModule and TokenDataModule, from which the classes of the run are derived.
+        model_class: GPTModule, or a subclass.
+        datamodule_class: TokenDataModule, or a subclass.
+        args: Arguments of the command line, `fit` first.
+        callbacks: Callbacks instead of the banner and summary.
         folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
-        kwargs: Keyword arguments of LightningCLI.
+        trainer_defaults: Arguments of the Trainer that files and flags replace; its `callbacks` are
+            added to those of every run.
+
+    Raises:
+        UserError: Settings, data or files are wrong.
+        MemoryExhaustedError: The run needs more memory than there is.
     """
 
-    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        model_class: type[GPTModule] = GPTModule,
+        datamodule_class: type[TokenDataModule] = TokenDataModule,
+        *,
+        args: list[str],
+        callbacks: list[Callback] | None = None,
+        folder: Path | None = None,
+        trainer_defaults: Fields | None = None,
+    ):
         self.run_folder = folder  # given, or the folder of the run that is resumed
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
         self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
         self.resume_record: RunRecord | None = None
-        self.argv: list[str] = kwargs["args"]
-        words = parsing.joined(self.argv)
+        self.argv = args
+        words = parsing.joined(args)
         self.configs = [w.removeprefix("--config=") for w in words if w.startswith("--config=")]
-        kwargs["save_config_kwargs"] = {"argv": self.argv}
-        kwargs["args"] = keys = [as_key(word) for word in parsing.joined(self.argv)]
-        self.classes = [class_of(*each, keys) for each in zip(INSTEAD, args, strict=True)]
-        super().__init__(*cast(Any, self.classes), **kwargs)
+        self.classes = model_class, datamodule_class
+        for kind, base in zip(self.classes, (GPTModule, TokenDataModule), strict=True):
+            if not issubclass(kind, base):
+                raise UserError(
+                    f"{kind.__name__} is not a subclass of gpt_lightning.{base.__name__}"
+                )
+        defaults = TRAINER_DEFAULTS | (trainer_defaults or {})
+        every_run = default_callbacks(args[0]) if callbacks is None else callbacks
+        defaults["callbacks"] = [*every_run, *as_list(defaults.get("callbacks", []))]
+        try:
+            # jsonargparse keeps its last parser in a context variable, and the parser the model
+            with quiet_process():
+                copy_context().run(
+                    super().__init__,
+                    model_class,
+                    datamodule_class,
+                    trainer_class=ours.Trainer,
+                    args=args,
+                    save_config_callback=SaveConfig,
+                    save_config_kwargs={"argv": args},
+                    trainer_defaults=defaults,
+                    seed_everything_default=DEFAULT_SEED,
+                    parser_class=TrainingParser,
+                    parser_kwargs={"prog": "gpt-lightning"},
+                    auto_configure_optimizers=False,
+                )
+        except MisconfigurationException as error:
+            text = str(error)
+            if any("overfit_batches" in arg for arg in args):  # which sets both limits
+                text = re.sub(r"limit_\w+(?=[`=])", "overfit_batches", text)
+            raise UserError(text) from error
+        except (ValueError, ModuleNotFoundError) as error:  # of a logger's or a callback's class
+            reason = ours.construction_error(error)
+            if isinstance(error, UserError) or reason is None:
+                raise
+            raise reason from error
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
         """Return the command that runs, as the parser of each takes 60 ms; all of them for help."""
@@ -199,11 +192,11 @@ class GPTCLI(LightningCLI):
             callback = resolve_name(f"gpt_lightning.training.callbacks.{name}")
             parser.add_lightning_class_args(callback, key)
         known = parsing.known_keys(parser)[0]
-        for (section, key), kind in zip(KEYS.items(), self.classes, strict=True):
+        for kind, key in zip(self.classes, ("model.init_from", "data.dataset"), strict=True):
             if key not in known:
-                name = f"{kind.__module__}.{kind.__name__}"
-                raise UserError(f"{name}: take **settings and pass them to super().__init__")
-            parser.add_argument(f"--{section}.class_path", type=str, default=SUPPRESS, help=OWN)
+                raise UserError(
+                    f"{kind.__name__}.__init__: take **settings and pass them to super().__init__"
+                )
         parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -212,10 +205,19 @@ class GPTCLI(LightningCLI):
             raise UserError(
                 "model.network is in parts: give '{class_path: my_gpt.MyGPT, init_args: {wide: 8}}'"
             )
-        super().parse_arguments(parser, args)
+        typed = parsing.typed_values(args)
+        try:
+            super().parse_arguments(parser, args)
+        except UserError:  # the key may be of the class that has trained the run
+            for key in ("ckpt_path", "resume"):
+                path = Path(typed.get(key, ""))
+                saved = [s.path for run in run_folders(path) for s in RunPaths(run).saved()]
+                for file in [path] if path.is_file() else saved[:1]:
+                    self._check_classes(file, read_checkpoint(file, check=False).record)
+            raise
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
-        begins = "ckpt_path" in parsing.typed_values(args) and config.ckpt_path
+        begins = "ckpt_path" in typed and config.ckpt_path
         if begins and config.resume not in ("auto", "never") and self.config.subcommand == "fit":
             raise UserError(
                 f"--resume {config.resume} continues a run, and --ckpt_path {begins} begins a new "
@@ -232,11 +234,6 @@ class GPTCLI(LightningCLI):
         config = self.config[str(self.subcommand)]
         trainer = config.trainer
         config.run_name = self.run_name(config)  # config.yaml has it, to run it again
-        # Lightning would take the section for one of its subclass mode
-        self.class_paths = {name: config[name].pop("class_path", None) for name in INSTEAD}
-        for (section, path), kind in zip(self.class_paths.items(), self.classes, strict=True):
-            if path and path.rpartition(".")[2] != kind.__name__:  # it stands in {...}
-                raise UserError(f"{section}.class_path {path}: give it as --{section}.class_path")
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         for line in ranks.take_world(trainer, self.argv):
             rank_zero_only(print)(line)
@@ -268,6 +265,7 @@ class GPTCLI(LightningCLI):
             self.ckpt_path = find_model(config.ckpt_path)
             config.ckpt_path = str(self.ckpt_path)
             checkpoint = read_checkpoint(self.ckpt_path)  # raises before anything is built
+            self._check_classes(self.ckpt_path, checkpoint.record)
             if self.subcommand == "fit" and not checkpoint.can_resume:
                 raise UserError(
                     f"{self.ckpt_path} has no optimizer's state: give it as --model.init_from"
@@ -300,11 +298,33 @@ class GPTCLI(LightningCLI):
         config.resume = "never"
         if found:
             checkpoint = read_checkpoint(found)
+            self._check_classes(found, checkpoint.record)
             self.ckpt_path, self.resume_step = found, checkpoint.step
             self.resume_record = checkpoint.record
             self.resume_rows = checkpoint.record.metrics_rows
         elif self.run_folder:  # killed before its first checkpoint
             self.resume_step = 0
+
+    def _check_classes(self, path: Path, record: RunRecord) -> None:
+        """Check that this command runs the classes of a checkpoint, or subclasses of them.
+
+        Raises:
+            UserError: It does not; the message names the script that does.
+        """
+        trained: dict[str, type] = {"model.class_path": self.classes[0]}
+        if record.tokenizer:  # its data were a TokenDataModule's
+            trained["data.class_path"] = self.classes[1]
+        for key, kind in trained.items():
+            theirs = str(record.run_identity.get(key, kind.__name__))
+            name = theirs.rpartition(".")[2]
+            if name not in [base.__name__ for base in kind.__mro__]:
+                found = RunPaths.of_checkpoint(path)
+                run = os.path.relpath(found.run if found else path)
+                command = "resume" if self.argv[0] == "fit" else self.argv[0]
+                again = f"a script with GPTCLI({name}), see docs/python.md"
+                if record.script:
+                    again = f"`{record.script} {command} {shlex.quote(run)}`"
+                raise UserError(f"{run} was trained by {name}, a class of a script: use {again}")
 
     def run_name(self, config: Any) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
@@ -373,9 +393,6 @@ class GPTCLI(LightningCLI):
         if self.model.settings.optimizer == "muon":
             for callback in run.callbacks:
                 check_supported(callback, "unsupported_with_muon")
-        for section, path in self.class_paths.items():
-            if path:  # config.yaml has it
-                self.config[str(self.subcommand)][section]["class_path"] = path
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = str(self.ckpt_path) if self.ckpt_path else None
@@ -415,6 +432,15 @@ class GPTCLI(LightningCLI):
                 raise
             line = steps.out_of_memory_line(subcommand, self.model, self.datamodule)
             raise errors.MemoryExhaustedError(line) from error
+
+
+def default_callbacks(subcommand: str) -> list[Callback]:
+    """Return the banner and summary, and for predict the file of losses."""
+    if subcommand != "predict":
+        return [RunReport()]
+    from gpt_lightning.training.callbacks.recorder import TokenLosses
+
+    return [RunReport(), TokenLosses()]
 
 
 # ---- the process --------------------------------------------------------------------------------

@@ -4,27 +4,22 @@ import json
 import math
 import re
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
-from contextvars import copy_context
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from jsonargparse import capture_parser
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning import parsing
 from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.output import lasting_output, wrapped
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
-from gpt_lightning.training.command import GPTCLI, SaveConfig, TrainingParser, quiet_process
-from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
-from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.command import TrainingCLI, default_callbacks
 from gpt_lightning.training.steps import find_callback, run_folder
-from gpt_lightning.training.trainer import Trainer, as_list, construction_error
+from gpt_lightning.training.trainer import as_list
 
 # keys without a section, as --help has them
 GENERAL = ("config", "run_name", "resume", "ckpt_path", "seed_everything", "print_config")
@@ -36,8 +31,28 @@ BEGIN = f"Begin a new run with the weights, optimizer and step of {MODEL}."
 # ---- from the command line ----------------------------------------------------------------------
 
 
-def run(argv: list[str]) -> None:
-    """Run `fit ...`, `validate ...`, `test ...`, `predict ...` or `resume ...`."""
+def run_cli(
+    argv: list[str], callbacks: list[L.Callback] | None = None, folder: Path | None = None
+) -> TrainingCLI:
+    """Run a training command and return its CLI, with the trainer, the model and the data.
+
+    Arguments and errors are TrainingCLI's.
+    """
+    return TrainingCLI(args=argv, callbacks=callbacks, folder=folder)
+
+
+def training_parser(start: Callable[[list[str]], object] = run_cli) -> Any:
+    """Return the parser of the four training commands, without running one."""
+    return capture_parser(lambda: start(["fit", "--help"]))
+
+
+def run(argv: list[str], start: Callable[[list[str]], object] = run_cli) -> None:
+    """Run `fit ...`, `validate ...`, `test ...`, `predict ...` or `resume ...`.
+
+    Args:
+        argv: Arguments as they were typed.
+        start: Function that runs fit, validate, test or predict.
+    """
     wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
     if argv[0] == "fit" and argv[1:] and argv[1] in parsing.config_names():
         raise UserError(f"unknown argument {argv[1]!r}: did you mean '--config {argv[1]}'?")
@@ -50,72 +65,9 @@ def run(argv: list[str]) -> None:
             print(*(wrapped(p, 4 * p.startswith(" ")) for p in paragraphs.splitlines()), sep="\n")
         argv = ["fit"] if wanted and argv[0] == "resume" else rerun.with_run(argv)
     if wanted:
-        print(help_text(training_parser(), argv[0], wanted[0].partition("=")[2]))
+        print(help_text(training_parser(start), argv[0], wanted[0].partition("=")[2]))
     else:
-        run_cli(argv)
-
-
-def run_cli(
-    argv: list[str], callbacks: list[L.Callback] | None = None, folder: Path | None = None
-) -> GPTCLI:
-    """Run a training command and return its CLI, with the trainer, the model and the data.
-
-    Args:
-        argv: Arguments of the command line, `fit` first.
-        callbacks: Callbacks instead of the banner and summary.
-        folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
-
-    Raises:
-        UserError: Settings, data or files are wrong.
-        MemoryExhaustedError: The run needs more memory than there is.
-    """
-    try:
-        # jsonargparse keeps its last parser in a context variable, and the parser the model
-        with quiet_process():
-            return copy_context().run(
-                GPTCLI,
-                GPTModule,
-                TokenDataModule,
-                trainer_class=Trainer,
-                args=argv,
-                folder=folder,
-                save_config_callback=SaveConfig,
-                trainer_defaults={
-                    "num_sanity_val_steps": 0,
-                    "use_distributed_sampler": False,  # TrainLoader reads its rank's share
-                    "enable_model_summary": False,  # the banner has it
-                    "log_every_n_steps": 10,
-                    "callbacks": default_callbacks(argv[0]) if callbacks is None else callbacks,
-                },
-                seed_everything_default=DEFAULT_SEED,
-                parser_class=TrainingParser,
-                parser_kwargs={"prog": "gpt-lightning"},
-                auto_configure_optimizers=False,
-            )
-    except MisconfigurationException as error:
-        text = str(error)
-        if any("overfit_batches" in arg for arg in argv):  # which sets both limits
-            text = re.sub(r"limit_\w+(?=[`=])", "overfit_batches", text)
-        raise UserError(text) from error
-    except (ValueError, ModuleNotFoundError) as error:  # a constructor's, of a logger or a callback
-        reason = construction_error(error)
-        if isinstance(error, UserError) or reason is None:
-            raise
-        raise reason from error
-
-
-def default_callbacks(subcommand: str) -> list[L.Callback]:
-    """Return the banner and summary, and for predict the file of losses."""
-    if subcommand != "predict":
-        return [RunReport()]
-    from gpt_lightning.training.callbacks.recorder import TokenLosses
-
-    return [RunReport(), TokenLosses()]
-
-
-def training_parser() -> Any:
-    """Return the parser of the four training commands, without running one."""
-    return capture_parser(lambda: run_cli(["fit", "--help"]))
+        start(argv)
 
 
 def help_text(parser: Any, command: str, section: str) -> str:
@@ -141,10 +93,11 @@ def help_text(parser: Any, command: str, section: str) -> str:
         hint = parsing.nearest(section, names)
         raise UserError(f"--help={section}: expected {', '.join(names)}{hint}")
     what = "--config quickstart --run_name a" if command == "fit" else "lightning_logs/quickstart"
+    program = parsing.script or "gpt-lightning"
     lines = [
-        f"usage: gpt-lightning {command} [--config NAME]... [--KEY VALUE]...",
-        f"       gpt-lightning {command} --help=SECTION",
-        f"example: gpt-lightning {command} {what}",
+        f"usage: {program} {command} [--config NAME]... [--KEY VALUE]...",
+        f"       {program} {command} --help=SECTION",
+        f"example: {program} {command} {what}",
     ]
     for name in [section] if section else ["", *names]:
         heading = name and wrapped(f"--{name}.KEY: {groups[name].title} (--help={name})")

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gpt_lightning import parsing
 from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
@@ -436,5 +437,6 @@ class GPTModule(EvaluatedModule):
             micro_batches=steps.unfinished_micro_batches(self.trainer),
             run_id=run_id(logger.folder) if logger else None,
             metrics_rows=logger.rows if logger else None,
+            script=parsing.script,
             **({} if data is None else data.record()),
         )

@@ -26,7 +26,7 @@ from gpt_lightning.parsing import read_config
 from gpt_lightning.runs import mirror
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.command import GPTCLI
+from gpt_lightning.training.command import TrainingCLI
 from gpt_lightning.training.fit import _argument, fit, run_cli
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import TABLES
@@ -41,7 +41,7 @@ def ended(monkeypatch, error: Exception) -> None:
         raise error
 
     monkeypatch.setattr(LightningCLI, "_run_subcommand", fail)
-    cli = object.__new__(GPTCLI)
+    cli = object.__new__(TrainingCLI)
     cli.trainer, cli.model, cli.datamodule = "the trainer", "the module", "the data"
     cli._run_subcommand("validate")
 

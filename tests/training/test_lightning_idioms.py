@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gpt_lightning.cli import main
+from gpt_lightning import GPTCLI
 from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
@@ -345,81 +345,30 @@ def test_an_optimizer_is_replaced_in_any_hook(hook, own_steps):
     assert steps == [n < own_steps for n in range(1, 4)]
 
 
-OWN_CLASSES = """
-import lightning as L
-from gpt_lightning import GPTModule, TokenDataModule
-
-class Module(GPTModule):
-    def __init__(self, config, aux: float = 0.1, **settings):
-        super().__init__(config, **settings)
-        self.save_hyperparameters()
-
-class Data(TokenDataModule):
-    def __init__(self, skip: int = 0, **settings):
-        super().__init__(**settings)
-
-class Other(L.LightningModule):
-    pass
-"""
-
-
-def test_classes_of_ones_own_from_the_command_line(own_folder, capsys):
-    Path("mine.py").write_text(OWN_CLASSES)
-    shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: null}"
-    Path("mine.yaml").write_text(
-        f"model: {{class_path: mine.Module, init_args: {{aux: 0.7, config: {shape}}}}}\n"
-        "data: {text_file: text.txt, tokenizer: char, batch_size: 2}\n"
-        "trainer: {accelerator: cpu, max_steps: 2, limit_val_batches: 1}\n"
-    )
-    own = ["--data", "mine.Data", "--data.init_args.skip", "3"]
-    fit = ["fit", "--config", "mine.yaml", "--samples.max_new_tokens=0"]
-    assert main([*fit, *own, "--model.config.n_layer=2"]) == 0
-    run = Path("lightning_logs/mine/version_0")
-    text = (run / "config.yaml").read_text()
-    assert all(f"class_path: mine.{name}\n" in text for name in ("Module", "Data"))
-    (checkpoint,) = (run / "checkpoints").glob("*.ckpt")
-    assert read_checkpoint(checkpoint).record.config.n_layer == 2
-    assert torch.load(checkpoint)["hyper_parameters"]["aux"] == 0.7
-    assert main(["validate", str(run), "--ckpt_path=last"]) == 0
-    assert main(["validate", "--ckpt_path", "best", "--config", f"{run}/config.yaml"]) == 0
-    assert main(["sample", str(run), "--prompt", "a"]) == 0
-    assert main(["resume", str(run), "--trainer.max_steps=4"]) == 0
-    assert main([*fit, "--model", '{"class_path": "mine.Data"}']) == 2
-    assert "--model.class_path" in capsys.readouterr().err
-    assert main([*fit, "--model", "mine.Other"]) == 2
-    error = capsys.readouterr().err
-    assert "model.class_path mine.Other" in error
-    assert "docs/tutorials/own_network.md" in error
-
-
-OWN_LOADER = """
-import torch
-from gpt_lightning import TokenDataModule
-
-class Data(TokenDataModule):
+class Pieces(TokenDataModule):
     def train_dataloader(self):
         return torch.utils.data.DataLoader(torch.arange(72).view(8, 9) % 9, batch_size=2)
-"""
 
 
 def test_a_loader_of_ones_own_is_saved_and_stopped_between_steps(own_folder, capsys):
-    Path("loading.py").write_text(OWN_LOADER)
     shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: null}"
     stops = "{class_path: EarlyStopping, init_args: {monitor: val/loss, stopping_threshold: 99}}"
     Path("own.yaml").write_text(
         f"model: {{config: {shape}}}\ncheckpoint: {{every_n_steps: 3, keep_last: 9}}\n"
-        "data: {class_path: loading.Data, text_file: text.txt, tokenizer: char, batch_size: 2}\n"
+        "data: {text_file: text.txt, tokenizer: char, batch_size: 2}\n"
         "trainer: {accelerator: cpu, max_steps: 30, limit_val_batches: 1, val_check_interval: 10,"
         f" check_val_every_n_epoch: null, callbacks: [{stops}]}}\n"
     )
     fit = ["fit", "--config", "own.yaml", "--samples.max_new_tokens=0"]
-    assert main(fit) == 0
+    GPTCLI(datamodule_class=Pieces, args=fit)
     saved = Path("lightning_logs/own/version_0/checkpoints").glob("*.ckpt")
     assert sorted(int(path.name[5:12]) for path in saved) == [3, 6, 9, 10]
     assert "stopped after step 10" in capsys.readouterr().err
-    assert main([*fit, "--resume", "auto", "--trainer.callbacks", "[]"]) == 0
-    assert main([*fit, "--resume", "lightning_logs/own", "--run_name", "a"]) == 2
-    assert "--run_name has no effect on lightning_logs/own/version_0" in capsys.readouterr().err
+    own = [*fit, "--resume", "auto", "--trainer.callbacks", "[]"]
+    GPTCLI(datamodule_class=Pieces, args=own)
+    named = [*fit, "--resume", "lightning_logs/own", "--run_name", "a"]
+    with pytest.raises(UserError, match="--run_name has no effect on lightning_logs/own"):
+        GPTCLI(datamodule_class=Pieces, args=named)
 
 
 # ---- the number of a step ------------------------------------------------------------------------
