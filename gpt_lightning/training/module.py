@@ -198,9 +198,6 @@ class GPTModule(EvaluatedModule):
             check_tokens("targets", idx if targets is None else targets.clamp(min=0), self.config)
             raise
 
-    def on_fit_start(self) -> None:
-        steps.log_at_global_step(self.trainer)
-
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches, self.last_loss = 0.0, 0, None
         self.stop_requested = False

@@ -19,7 +19,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, limited
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training.sharding import ShardedStrategy
@@ -395,22 +394,6 @@ def set_logged_steps(trainer: Trainer, steps: int) -> None:
     step early (training_epoch_loop.py, reset). An evaluation does not restore it.
     """
     trainer.fit_loop.epoch_loop._batches_that_stepped = steps
-
-
-def log_at_global_step(trainer: Trainer) -> None:
-    """Make trainer.global_step the x of the rows of a fit in every logger: the first step is 1.
-
-    Lightning's own x is one lower, also in rows of a validation. It takes another x only from a
-    metric named `step`, which ModelCheckpoint then takes for the step of its files.
-    """
-    connector: Any = trainer._logger_connector
-
-    def log_metrics(metrics: Fields, step: int | None = None) -> None:
-        if is_fitting(trainer) and step is None and "step" not in metrics:
-            step = trainer.global_step
-        type(connector).log_metrics(connector, metrics, step)
-
-    connector.log_metrics = log_metrics
 
 
 def run_logger(trainer: Trainer) -> RunLogger | None:

@@ -12,6 +12,9 @@ import lightning as L
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning.errors import UserError, one_line
@@ -31,6 +34,19 @@ DEVICES = r"auto|-1|[1-9]\d*|\[\d+(, ?\d+)*\]|\d+(, ?\d+)+"  # "0" alone is no d
 ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException)
 # limits of arguments and callbacks, and the reasons
 TABLES: Any = yaml_beside(__file__)
+
+
+class GlobalStepConnector(_LoggerConnector):
+    """Logs the rows of a fit at trainer.global_step, in every logger: the first step is 1.
+
+    Lightning's own x is one lower, also that of a validation's row. It takes another x from a
+    metric named `step` only, which ModelCheckpoint then takes for the step of its files.
+    """
+
+    def log_metrics(self, metrics: _OUT_DICT, step: int | None = None) -> None:
+        if step is None and self.trainer.state.fn == TrainerFn.FITTING and "step" not in metrics:
+            step = self.trainer.global_step
+        super().log_metrics(metrics, step)
 
 
 class Trainer(L.Trainer):
@@ -56,6 +72,7 @@ class Trainer(L.Trainer):
             super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
         except ARGUMENT_ERRORS as error:
             raise argument_error(error) from error
+        self._logger_connector = GlobalStepConnector(self)
         if getattr(self.strategy, "_start_method", "popen") != "popen":  # Lightning's auto
             raise UserError(NO_COMMAND)
         # DDPStrategy's: gradients are views of the buckets, not copies

@@ -20,6 +20,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer import Trainer
 
 CONFIG = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 16}
 QUIET = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
@@ -406,26 +407,37 @@ def test_model_checkpoint_names_each_file_by_its_step(tmp_path, settings, steps,
     assert all(name.endswith(f"step={step}") for name, step in found.items() if name != "last")
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_every_logger_has_the_steps_that_the_optimizer_has_taken(tmp_path, accumulate):
-    class Own(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            pl_module.log("own", float(trainer.global_step))
+class Own(L.Callback):
+    """Logs a metric of its own at the end of an epoch."""
 
+    def on_train_epoch_end(self, trainer, pl_module):
+        pl_module.log("own", float(trainer.global_step))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("trainer_class", "early"), [(Trainer, 0), (L.Trainer, 1)])
+def test_every_logger_has_the_steps_that_the_optimizer_has_taken(
+    tmp_path, accumulate, trainer_class, early
+):
+    """With early 0, stock Lightning no longer logs a step early: GlobalStepConnector may go."""
     logger = CSVLogger(tmp_path)
-    trainer = stock(
+    trainer = trainer_class(
+        accelerator="cpu",
         max_steps=8,
         log_every_n_steps=2,
         val_check_interval=4 * accumulate,
         accumulate_grad_batches=accumulate,
         logger=logger,
         callbacks=[Own()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
     )
     trainer.fit(GPTModule(CONFIG, schedule="constant"), pairs(4 * accumulate), pairs(1))
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = list(csv.DictReader(file))
     steps = {
-        name: [int(row["step"]) for row in rows if row[name]]
+        name: [int(row["step"]) + early for row in rows if row[name]]
         for name in ("train/loss", "val/loss", "own")
     }
     assert steps == {"train/loss": [2, 4, 6, 8], "val/loss": [4, 8], "own": [4, 8]}
