@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpt_lightning import __version__, errors
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.files import yaml_beside
-from gpt_lightning.output import lasting_output
+from gpt_lightning.output import Output, open_closed_streams, use_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 # environment variables that PyTorch and Lightning read as numbers
@@ -77,8 +77,11 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     before, threading.excepthook = threading.excepthook, print_thread_error
     try:
-        with lasting_output(run is None and prints_only(argv)):
-            return exit_code(argv, run or dispatch)
+        open_closed_streams()
+        code = exit_code(argv, run or dispatch)
+        if Output.lost and not code and not Output.of_run:
+            return exit_without_output(argv, Output.lost)
+        return code
     finally:
         threading.excepthook = before
 
@@ -94,9 +97,17 @@ def prints_only(argv: list[str]) -> bool:
     )
 
 
+def exit_without_output(argv: list[str], error: OSError) -> int:
+    """Return the exit code of a command whose standard output is lost."""
+    if isinstance(error, BrokenPipeError):  # the reader has seen enough
+        return 0 if prints_only(argv) else 128 + signal.SIGPIPE
+    return print_error(UserError(f"cannot write standard output: {error.strerror}"))
+
+
 def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     """Call a program, print its error as one line, and return the exit code."""
     training = argv[:1] and argv[0] in COMMANDS and COMMANDS[argv[0]].address == TRAINING
+    use_output(of_run=bool(training) and not prints_only(argv))
     try:
         check_environment(argv)
         # training has StopSignals, and before it nothing to clean up
@@ -116,6 +127,8 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
             print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if Output.lost and not Output.of_run:
+            return exit_without_output(argv, Output.lost)
         if os.environ.get(DEBUG) == "1":
             raise
         return print_error(error)

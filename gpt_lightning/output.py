@@ -1,15 +1,11 @@
-"""Standard output and standard error whose loss cannot end a command."""
+"""Standard output and standard error: what happens when they are lost, and bars."""
 
-import contextlib
+import io
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from gpt_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -17,95 +13,61 @@ if TYPE_CHECKING:
 LOG_S = 10.0  # seconds between two states of a bar in a log
 
 
-@dataclass(eq=False)
-class LastingStream:
-    """Text stream that drops its text after the first error of its file.
+class Output(io.FileIO):
+    """Standard output or standard error, which remembers the error with which it was lost.
 
-    The reader of a pipe goes away, a terminal is closed, or a disk is full. Then a warning is
-    printed once on the other stream, later text is dropped, and the command continues.
+    It is lost when the reader of a pipe goes away, a terminal is closed, or a disk is full. Later
+    text is dropped. A run goes on to the end of its step, and StopSignals saves and ends it as on
+    SIGHUP. Another command ends at once.
 
-    A progress bar on a terminal begins its writes with a carriage return, and ends in no new line.
-    The bar is erased before other text is written, which would continue the bar's line.
-
-    Args:
-        name: Name of the stream in the warning.
-        stream: Stream, with or without a file descriptor.
-        prints_only: True for a command that does nothing but print. If the reader goes away, the
-            command ends with exit code 0; another error is a UserError.
+    Attributes:
+        of_run: True in a run.
+        lost: First error of either stream.
     """
 
-    bar: ClassVar[Any] = (None, 0)  # stream of the last write, and the width of the bar in it
+    of_run: ClassVar[bool] = False
+    lost: ClassVar[OSError | None] = None
 
-    _name: str
-    _stream: Any
-    _prints_only: bool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        stream, width = LastingStream.bar
-        if text:
-            LastingStream.bar = (self, len(text.strip()) if text[0] == "\r" else 0)
-            if width and text[0].isprintable() and self.isatty() and stream.isatty():
-                stream.write(f"\r{' ' * width}\r")
-                stream.flush()
+    def write(self, content: Any) -> int:
         try:
-            self._stream.write(text)
-        except UnicodeEncodeError as error:  # the terminal or file may have ASCII alone
-            plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-            self.write(plain)
+            return super().write(content)
         except OSError as error:
-            self._drop(error)
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._drop(error)
-
-    def _drop(self, error: OSError) -> None:
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # a notebook's has none
-            if self._stream.fileno() in (1, 2):
-                # text in the buffer and child processes write there
-                os.dup2(descriptor, self._stream.fileno())
-        self._stream = os.fdopen(descriptor, "w")
-        if self._prints_only and isinstance(error, BrokenPipeError):
-            raise SystemExit(0)
-        if self._prints_only:
-            raise UserError(f"cannot write {self._name}: {error.strerror}") from error
-        other = sys.stdout if self is sys.stderr else sys.stderr
-        print(
-            f"warning: {self._name} is lost ({error.strerror}); the command continues without it",
-            file=other,
-            flush=True,
-        )
+            first = Output.lost is None
+            Output.lost = Output.lost or error
+            if first and not self.of_run:
+                raise
+            return len(content)
 
 
-@contextlib.contextmanager
-def lasting_output(prints_only: bool = False) -> Iterator[None]:
-    """Replace sys.stdout and sys.stderr by streams whose loss cannot end a command.
-
-    Args:
-        prints_only: True for a command that does nothing but print; losing standard output ends it.
-    """
+def open_closed_streams() -> None:
+    """Open standard streams that the process has begun without, and escape what stdout lacks."""
     # The next file that is opened, for example a checkpoint, would get a missing descriptor 0, 1 or
     # 2, and prints of C++ would be written into this file.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    before = sys.stdin, sys.stdout, sys.stderr
-    with open(os.devnull, "r+") as closed:  # Python has None for a stream that is closed
-        sys.stdin = before[0] or closed
-        sys.stdout = LastingStream("standard output", before[1] or closed, prints_only)
-        sys.stderr = LastingStream("standard error", before[2] or closed, False)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            sys.stdin, sys.stdout, sys.stderr = before
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - of the whole process
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or file may have ASCII alone
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def use_output(of_run: bool) -> None:
+    """Replace the streams of this process, unless they are a notebook's or a test's.
+
+    Args:
+        of_run: True if losing them ends a run between two steps.
+    """
+    Output.of_run = of_run
+    Output.lost = None
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            raw = io.BufferedWriter(Output(descriptor, "w", closefd=False))
+            text = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, text)
 
 
 def wrapped(line: str, indent: int = 6, **how: Any) -> str:

@@ -14,7 +14,7 @@ from jsonargparse import capture_parser
 
 from gpt_lightning import parsing
 from gpt_lightning.errors import UserError, one_line
-from gpt_lightning.output import lasting_output, wrapped
+from gpt_lightning.output import wrapped
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.command import TrainingCLI, default_callbacks
@@ -168,8 +168,7 @@ def fit(
             argv += [f"--{key}={_argument(value)}" for key, value in config.items()]
         else:
             argv.append(f"--config={config}")
-    with lasting_output():
-        trainer = run_cli(argv, [*default_callbacks("fit"), *callbacks]).trainer
+    trainer = run_cli(argv, [*default_callbacks("fit"), *callbacks]).trainer
     checkpoint: Any = find_callback(trainer, RunCheckpoint)
     speed: Any = find_callback(trainer, SpeedMonitor)
     steps, _ = speed.steps()

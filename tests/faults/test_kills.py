@@ -153,11 +153,14 @@ def test_output_that_nobody_reads(whole, folder, command):
 def test_a_terminal_that_goes_away(whole, folder):
     ours, theirs = pty.openpty()
     command = [sys.executable, *MODULE, "fit", "--config", "run.yaml"]
-    with subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs):
+    with subprocess.Popen(
+        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
         os.close(theirs)
         printed = b""
         while not re.search(rf"\b[3-9]/{STEPS}\b".encode(), printed):  # the progress bar
             printed += os.read(ours, 4096)
         os.close(ours)  # writing gives EIO from now on
+    assert process.returncode == 129
     fit(folder, *RESUME)
     must_equal(whole, folder)

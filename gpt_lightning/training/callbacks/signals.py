@@ -28,6 +28,7 @@ from gpt_lightning.errors import CONTINUE, EXIT_AGAIN, OutageError, UserError, e
 from gpt_lightning.hardware.device import Timestamp, record_event
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.model.network import network_option
+from gpt_lightning.output import Output
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import steps
@@ -45,10 +46,10 @@ ANSWER_S = 3.0  # time for the other ranks to print their stacks
 class StopSignals(steps.StepCallback):
     """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps; in outages.
 
-    The current step and its validation finish, RunCheckpoint saves unless it is disabled, and the
-    program ends with 128 + the signal's number. SIGUSR1 also requeues the job under SLURM. SIGHUP
-    stays ignored under nohup. A second Ctrl-C, a second or more after the first, ends the run
-    without saving.
+    Lost output ends a run as SIGHUP does. The current step and its validation finish,
+    RunCheckpoint saves unless it is disabled, and the program ends with 128 + the signal's
+    number. SIGUSR1 also requeues the job under SLURM. SIGHUP stays ignored under nohup. A
+    second Ctrl-C, a second or more after the first, ends the run without saving.
 
     The vote of several ranks carries their times. `perf/rank_step_ms`: minimum, median and maximum
     over the ranks of a step's time in which a rank waits for no other: what it does between steps,
@@ -114,6 +115,8 @@ class StopSignals(steps.StepCallback):
         device = trainer.strategy.root_device if trainer.world_size > 1 else None
         self._begin = record_event(device) if device else None
         if steps.at_step_boundary(trainer):
+            if Output.lost and trainer.global_step:
+                self._signal = self._signal or signal.SIGHUP
             self._fetch(trainer)
             self._agreed = self._signal or (EXIT_AGAIN if self._outage else 0)
             if device:
