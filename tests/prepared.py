@@ -81,18 +81,13 @@ class Numbers:
     """A split whose token i is first + i: a batch tells where it was read."""
 
     digest = "numbers"
+    is_remote = False
 
     def __init__(self, n: int, first: int = 0) -> None:
         self.n, self.first = n, first
 
     def __len__(self) -> int:
         return self.n
-
-    def horizon(self, block_size: int) -> int:
-        return 0
-
-    def check_order(self, order: object) -> None:
-        pass
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         assert not len(starts) or starts.max() + length <= self.n

@@ -41,7 +41,6 @@ class TokenDataset:
         address: Folder, its name under data_dir, or a URL for fsspec (s3://, gs://, hf://,
             https://, file://).
         data_dir: Folder of prepared datasets; shards from a URL are kept in its folder cache/.
-        cache_limit_gb: Size limit of the shards kept from URLs, in 1e9 bytes.
         patience_s: Time to wait for a shard of a URL in an outage.
 
     Attributes:
@@ -51,23 +50,19 @@ class TokenDataset:
         UserError: There is no dataset, or it is damaged.
     """
 
-    def __init__(
-        self,
-        address: str,
-        data_dir: Path,
-        cache_limit_gb: float,
-        patience_s: float = 0.0,
-    ):
+    def __init__(self, address: str, data_dir: Path, patience_s: float = 0.0):
         self.address = address
         if is_remote(address):
             # a local folder does not need them
-            from gpt_lightning.data.streaming import RemoteShards, RemoteStream
+            from gpt_lightning.data.streaming import RemoteStream, read_remote_manifest
 
-            limit = int(cache_limit_gb * 1e9)
-            remote = RemoteShards(address, data_dir / "cache", limit, patience_s)
-            self.manifest = remote.manifest
+            url = address.rstrip("/")
+            cache = data_dir / "cache"
+            self.manifest = read_remote_manifest(url)
             self.tokenizer = str(self.manifest.tokenizer.get("name"))
-            self._open: Callable[[str], TokenStream] = partial(RemoteStream, remote)
+            self._open: Callable[[str], TokenStream] = partial(
+                RemoteStream, url, cache, patience_s, self.manifest
+            )
         else:
             path = Path(address.removeprefix("file://"))
             folder = data_dir / path if path.name == address and not path.exists() else path

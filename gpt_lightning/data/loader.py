@@ -123,7 +123,6 @@ class Place:
         pin_memory: True for page-locked batches, for CUDA.
         limit: Batches of a training epoch that are read, or their share: its first ones.
         overfit: True if every training epoch reads the batches of the first.
-        nodes: Number of machines; process r is on the machine r % nodes.
     """
 
     accumulate: int = 1
@@ -132,7 +131,6 @@ class Place:
     pin_memory: bool = False
     limit: int | float = 1.0
     overfit: bool = False
-    nodes: int = 1
 
 
 @dataclass(eq=False)
@@ -161,9 +159,6 @@ class TrainLoader(Place):
     position: int = 0
     wait_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._fetches = not self.source.joins_reads  # shards may have to be fetched
-
     def __len__(self) -> int:
         steps = self.source.n_windows // (self.batch_size * self.world * self.accumulate)
         return steps * self.accumulate
@@ -185,12 +180,12 @@ class TrainLoader(Place):
         Raises:
             OutageError: A shard did not come within data.patience.
         """
-        if self._fetches:
-            (epoch, position), rows = self._next_place(), self.batch_size * self.world
-            n = min(self.accumulate, self.epoch_batches - position)
-            began = time.perf_counter()
-            self.source.read(epoch, position * rows, n * rows, self.rank, self.world)
-            self.wait_s += time.perf_counter() - began
+        epoch, position = self._next_place()
+        rows = self.batch_size * self.world
+        n = min(self.accumulate, self.epoch_batches - position)
+        began = time.perf_counter()
+        self.source.fetch(epoch, position * rows, n * rows)
+        self.wait_s += time.perf_counter() - began
 
     def __iter__(self) -> Iterator[Batch]:
         end = self.epoch_batches

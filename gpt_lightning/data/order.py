@@ -5,9 +5,8 @@ token. A split of n tokens holds (n - 1) // T whole windows, which tile it acros
 No function depends on ranks, workers or earlier reads.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,23 +15,27 @@ OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # largest permutation that is drawn as one table
 Key = tuple[int, ...]  # numbers that decide a draw
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # difference of two successive states of SplitMix64
-OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
+# last numbers of the keys of draws, beyond those of shards
+OFFSET = 2**32 - 2
+SHARDS = 2**32 - 3
 
 
 class _Layout(NamedTuple):
-    """Shards in the order in which an epoch reads them, block after block; int64 each.
+    """Shards in the order in which an epoch reads them; int64 each.
 
     Attributes:
         shards: Number of each shard.
-        block_ends: Windows up to the end of each block.
-        ends: Windows up to the end of each shard.
-        last_windows: Number after each shard's last window.
+        begins: Its first token in the split.
+        tokens: Its tokens.
+        windows: Its whole windows.
+        ends: Windows of the epoch up to its last one.
     """
 
     shards: np.ndarray
-    block_ends: np.ndarray
+    begins: np.ndarray
+    tokens: np.ndarray
+    windows: np.ndarray
     ends: np.ndarray
-    last_windows: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,8 @@ class WindowOrder:
     others: the first window starts at a drawn token below T. Less than T tokens, at the beginning
     or at the end, are then left out, and less than T read twice.
 
-    A stream cannot hold all shards. Its shards are dealt into blocks, each with one shard of every
-    stretch of the corpus; the windows of a block are permuted together. Windows that would cross
-    the border of a shard are moved into the shard that has their middle. With several lanes, window
-    p is of the lane p % lanes, and each lane permutes a stretch of every block's shards of its own:
-    a node that reads one lane fetches these alone. Two lanes share the shard at their border.
+    With `shard_tokens`, for a dataset behind a URL, `shuffled` reads one shard after the other, in
+    a drawn order, and permutes the windows of each. No window crosses the border of a shard.
 
     Args:
         name: sequential: front to back. shuffled: each window once per epoch, a new permutation
@@ -58,9 +58,8 @@ class WindowOrder:
         n_tokens: Length of the split.
         block_size: Tokens T a window.
         seed: Seed of the draws.
-        shard_tokens: Tokens of each shard, in the order of the text; empty: one shard.
-        blocks: Number of blocks.
-        lanes: Number of lanes.
+        shard_tokens: Tokens of each shard, in the order of the text; empty: `shuffled` permutes all
+            windows together.
     """
 
     name: OrderName
@@ -68,12 +67,12 @@ class WindowOrder:
     block_size: int
     seed: int
     shard_tokens: tuple[int, ...] = ()
-    blocks: int = 1
-    lanes: int = 1
 
     @property
     def n_windows(self) -> int:
         """Windows in an epoch."""
+        if self.name == "shuffled" and self.shard_tokens:
+            return int(self._layout(0).ends[-1])
         return (self.n_tokens - 1) // self.block_size
 
     def starts(self, epoch: int, first: int, count: int) -> np.ndarray:
@@ -86,7 +85,8 @@ class WindowOrder:
             words = bits.random_raw(first % 4 + count)[first % 4 :]
             return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
         if self.name == "shuffled":
-            return self._shuffled(epoch, np.arange(first, min(first + count, self.n_windows)))
+            places = np.arange(first, min(first + count, self.n_windows))
+            return (self._by_shard if self.shard_tokens else self._shuffled)(epoch, places)
         begin = 0 if self.name == "repeat" else first
         return np.arange(begin, begin + count) * self.block_size
 
@@ -99,96 +99,32 @@ class WindowOrder:
     def _shuffled(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return the starts of the windows at places in the epoch's order, int64 like places."""
         T = self.block_size
-        if self.blocks * self.lanes > 1:
-            layout, along = self._layout(epoch), self._in_blocks(epoch, places)
-            nth = np.searchsorted(layout.ends, along, side="right")
-            windows = layout.last_windows[nth] + along - layout.ends[nth]
-            shards = layout.shards[nth]
-            begins, ends = self._begins[shards], self._begins[shards + 1]
-            starts = np.minimum(self._offset(epoch) + windows * T, ends - T - 1)
-            starts = np.maximum(starts, begins)  # a shard may be shorter than a window
-        else:
-            key, n = (self.seed, epoch), self.n_windows
-            table = n <= TABLE_WINDOWS
-            windows = _permutation(key, n)[places] if table else permuted(key, n, places)
-            starts = self._offset(epoch) + windows * T
-        return np.minimum(starts, self.n_tokens - 1 - T)
+        key, n = (self.seed, epoch), self.n_windows
+        table = n <= TABLE_WINDOWS
+        windows = _permutation(key, n)[places] if table else permuted(key, n, places)
+        return np.minimum(self._offset(epoch) + windows * T, self.n_tokens - 1 - T)
 
-    def _in_blocks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return places along the epoch's order of shards; a cell is a lane's part of a block."""
-        blocks = np.searchsorted(self._layout(epoch).block_ends, places, side="right")
-        cells, along = blocks * self.lanes + places % self.lanes, np.empty_like(places)
-        for cell in np.unique(cells).tolist():
-            chosen = cells == cell
-            begin, end, before = self._stretch(epoch, *divmod(cell, self.lanes))
-            nth = places[chosen] // self.lanes - before
-            along[chosen] = begin + permuted((self.seed, epoch, cell), end - begin, nth)
-        return along
-
-    def _stretch(self, epoch: int, block: int, lane: int) -> tuple[int, int, int]:
-        """Return begin and end of a lane's windows along a block's shards, and those before it.
-
-        The last number counts the lane's windows in earlier blocks. A lane has as many windows of
-        a block as places p of it with p % lanes == lane.
-        """
-        ends = self._layout(epoch).block_ends
-        first, last = int(ends[block - 1]) if block else 0, int(ends[block])
-        before, after = (-((np.arange(self.lanes) - n) // self.lanes) for n in (first, last))
-        begin = first + int((after - before)[:lane].sum())
-        return begin, begin + int(after[lane] - before[lane]), int(before[lane])
-
-    def shards_ahead(self, epoch: int, first: int, count: int, rank: int, world: int) -> list[int]:
-        """Return the shards that a rank reads next, in the order in which it needs them.
-
-        Args:
-            epoch: Number of the epoch.
-            first: Window of the epoch from which on the rank reads.
-            count: Windows, over all ranks, that are looked at; a shuffle in blocks looks at the
-                rest of the epoch, block by block, and at the first block of the next one.
-            rank: Number of the rank.
-            world: Number of ranks.
-        """
-        if self.name == "shuffled":
-            lanes = sorted({(rank + world * turn) % self.lanes for turn in range(self.lanes)})
-            return [*self._ahead(epoch, first, lanes), *self._ahead(epoch + 1, 0, lanes)]
-        here = min(count, self.n_windows - first)
-        parts = [(epoch, first, here), (epoch + 1, 0, min(count - here, self.n_windows))]
-        starts = np.concatenate([self.starts(*part) for part in parts])
-        shards = np.searchsorted(self._begins, starts, side="right") - 1
-        return list(dict.fromkeys(shards.tolist()))
-
-    def _ahead(self, epoch: int, first: int, lanes: list[int]) -> Iterator[int]:
-        """Yield the shards of some lanes, block by block, from the block of window `first` on."""
+    def _by_shard(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the starts of the windows at places in an epoch that reads shard after shard."""
         layout = self._layout(epoch)
-        now = int(np.searchsorted(layout.block_ends, first, side="right"))
-        for block in range(min(now, self.blocks - 1), self.blocks):
-            for lane in lanes:
-                begin, end, _ = self._stretch(epoch, block, lane)
-                last = np.searchsorted(layout.ends, end, side="left")
-                here = slice(np.searchsorted(layout.ends, begin, side="right"), last + 1)
-                yield from layout.shards[here].tolist()
+        turns = np.searchsorted(layout.ends, places, side="right")
+        windows = places - (layout.ends - layout.windows)[turns]
+        for turn in np.unique(turns):
+            key = (self.seed, epoch, int(layout.shards[turn]))
+            here = turns == turn
+            windows[here] = permuted(key, int(layout.windows[turn]), windows[here])
+        starts = self._offset(epoch) + windows * self.block_size
+        last_starts = layout.tokens - 1 - self.block_size
+        return layout.begins[turns] + np.minimum(starts, last_starts[turns])
 
     @lru_cache(maxsize=4)  # noqa: B019 orders are small
     def _layout(self, epoch: int) -> _Layout:
-        # a window is of the shard that has its middle
-        middle = self._offset(epoch) + self.block_size // 2
-        firsts = np.clip(-((middle - self._begins) // self.block_size), 0, self.n_windows)
-        firsts[-1] = self.n_windows
-        draws, n_shards = generator(self.seed, epoch, BLOCKS), len(firsts) - 1
-        # every block gets one shard of each run of `blocks` shards
-        runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
-        block = runs.ravel()[:n_shards]
-        # each lane reads shards of every stretch of the corpus
-        shards = np.lexsort((draws.random(n_shards) * (self.lanes > 1), block))
-        ends = np.cumsum(np.diff(firsts)[shards])
-        last_shards = np.searchsorted(block[shards], np.arange(self.blocks), side="right")
-        block_ends = np.concatenate([[0], ends])[last_shards]
-        return _Layout(shards, block_ends, ends, firsts[shards + 1])
-
-    @cached_property
-    def _begins(self) -> np.ndarray:
-        """Number of the first token of each shard, and n_tokens; int64 (shards + 1,)."""
-        return np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
+        shards = generator(self.seed, epoch, SHARDS).permutation(len(self.shard_tokens))
+        tokens = np.array(self.shard_tokens)
+        windows = np.maximum(tokens - 1, 0) // self.block_size
+        begins = np.cumsum(tokens) - tokens
+        ends = np.cumsum(windows[shards])
+        return _Layout(shards, begins[shards], tokens[shards], windows[shards], ends)
 
 
 def permuted(key: Key, n: int, places: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ class Reader:
             return self._nanogpt_loader()
         B, place = self.settings.batch_size, self.place
         workers = self.settings.num_workers
-        windows = self._windows(self.train_stream, self.settings.order, place.nodes)
+        windows = self._windows(self.train_stream, self.settings.order)
         loader = TrainLoader(windows, B, **vars(place), num_workers=workers)
         if len(loader) == 0:
             raise UserError(
@@ -135,17 +135,10 @@ class Reader:
         workers, pin_memory = self.settings.num_workers, self.place.pin_memory
         return EvalLoader(batches, n_batches, workers, pin_memory)
 
-    def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
-        shards = stream.shard_tokens
+    def _windows(self, stream: TokenStream, name: OrderName) -> DatasetWindows:
+        by_shard = stream.is_remote and name == "shuffled"
+        shards = stream.shard_tokens if by_shard else ()
         order = WindowOrder(name, len(stream), self.block_size, self.seed, shards)
-        if name == "shuffled" and stream.horizon(self.block_size):
-            lanes = min(lanes, len(shards))
-            blocks, note = stream.shuffle_blocks(self.block_size, lanes)
-            if note and self.place.rank == 0:
-                print(note)
-            order = dataclasses.replace(order, blocks=blocks, lanes=lanes)
-        stream.nodes = self.place.nodes
-        stream.check_order(order)
         return DatasetWindows(stream, order)
 
 

@@ -32,7 +32,8 @@ class DataSettings:
         val_fraction: Share of corpus or text_file, at its end, that is held out for validation.
         val_text_file: Path of a UTF-8 text that is evaluated as a whole in place of the validation
             split, with the tokenizer of the data; prepared on first use.
-        data_dir: Folder of corpora and prepared datasets.
+        data_dir: Folder of corpora and prepared datasets; the shards of URLs are kept in its folder
+            cache/.
         block_size: Tokens T per sequence; null: model.config.block_size.
         batch_size: Sequences B per micro-batch and rank.
         tokens_per_step: Tokens per optimizer step over all ranks, B x T x accumulation x ranks; it
@@ -48,7 +49,6 @@ class DataSettings:
             window once per epoch, with other borders in every epoch; repeat: the first batch again
             and again; nanogpt: random positions, drawn from the run's generator as nanoGPT's
             program does.
-        cache_limit_gb: Size limit of data_dir/cache, which keeps the shards of all URLs.
         patience: Seconds to wait for a shard of a URL whose server does not answer. The run then
             saves a checkpoint and ends with 75.
         num_workers: Number of processes that read ahead; 0: the training process reads.
@@ -74,7 +74,6 @@ class DataSettings:
     eval_batches: PositiveInt | None = None
     eval_train_batches: PositiveInt | None = None
     order: OrderName | Literal["nanogpt"] = "shuffled"
-    cache_limit_gb: NonNegativeFloat = 20.0
     patience: NonNegativeFloat = 600.0
     num_workers: NonNegativeInt = 0
     seed: Seed | None = None

@@ -11,7 +11,6 @@ import numpy as np
 
 from gpt_lightning.data.formats import ShardError, file_header, mapped
 from gpt_lightning.data.manifest import CHECK_READ, Manifest, Shard, repair_hint
-from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, json_digest
 
@@ -19,8 +18,9 @@ OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
 PIECE_TOKENS = 2**21
 BUFFER_BYTES = 2**20
 SCAN_BYTES = 2**30  # largest size at which every token is checked before training
-# shards of a process that are mapped: a quarter of its file descriptors, of which each takes one
-MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
+# Shards of a process that are mapped, of which each takes a file descriptor: at most a quarter of
+# those that it may have, and 512, because select() fails for a descriptor from 1,024 on.
+MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX") // 4, 512))
 
 
 def write_stream(
@@ -239,7 +239,12 @@ class TokenStream:
         folder: Folder of the dataset.
         manifest: Manifest of the folder.
         split: train, val or test.
+
+    Attributes:
+        is_remote: True if shards are fetched before they are read.
     """
+
+    is_remote = False
 
     def __init__(self, folder: Path, manifest: Manifest, split: str):
         self._folder = folder
@@ -251,7 +256,6 @@ class TokenStream:
         self._ends = np.cumsum(self.shard_tokens, dtype=np.int64)  # tokens up to each shard's end
         self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
         self.is_random = False  # True: windows are read here and there
-        self.nodes = 1  # machines that read the split together
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -261,24 +265,15 @@ class TokenStream:
         """Tokens of each shard, in the order of the text."""
         return tuple(shard.tokens for shard in self._shards)
 
-    def horizon(self, block_size: int) -> int:
-        """Return the prefetch horizon in windows; 0 if the stream is local."""
-        return 0
+    def shard_at(self, start: int) -> int:
+        """Return the number of the shard that has a token."""
+        return int(np.searchsorted(self._ends, start, side="right"))
 
-    def expect(self, shards: list[int]) -> None:
-        """Announce shards that will be read, in their order, so that they can be prefetched."""
+    def fetch(self, starts: np.ndarray, length: int) -> None:
+        """Wait for the shards of windows, if they are behind a URL."""
 
-    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
-        """Return the number of blocks in which windows are shuffled, and a remark on them.
-
-        Args:
-            block_size: Tokens T a window.
-            lanes: Number of lanes.
-        """
-        return 1, ""
-
-    def check_order(self, order: WindowOrder) -> None:
-        """Raise a UserError if a cache of shards is too small for an order."""
+    def expect(self, start: int) -> None:
+        """Fetch the shard that has a token, in a thread, if it is behind a URL."""
 
     @functools.cached_property
     def stamp(self) -> str:

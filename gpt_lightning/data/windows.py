@@ -3,8 +3,6 @@
 The windows `first .. first + count - 1` of an epoch are a pure function of (seed, epoch, index).
 """
 
-import dataclasses
-
 import numpy as np
 
 from gpt_lightning.data.order import WindowOrder
@@ -30,7 +28,6 @@ class DatasetWindows:
         self.n_windows = order.n_windows
         self.block_size = order.block_size
         stream.is_random = order.name in ("random", "shuffled")
-        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
         """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
@@ -39,7 +36,8 @@ class DatasetWindows:
             int64, (count / world, T + 1).
         """
         starts = self.order.starts(epoch, first, count)[rank::world]
-        self.look_ahead(epoch, first, rank, world)
+        if self.stream.is_remote:
+            self._expect_next(epoch, first)
         return self.stream.windows(starts, self.block_size + 1)
 
     @property
@@ -49,18 +47,27 @@ class DatasetWindows:
         Not where a later one may need a shard that has not been fetched, nor where each batch has
         the same windows.
         """
-        return self.order.name != "repeat" and not self.stream.horizon(self.block_size)
+        return self.order.name != "repeat" and not self.stream.is_remote
 
-    def look_ahead(self, epoch: int, first: int, rank: int, world: int) -> None:
-        """Announce the coming windows to a stream that has to fetch their shards."""
-        horizon = self.stream.horizon(self.block_size)
-        if not horizon or self.order.name == "random":
-            return
-        last_epoch, last = self._looked_ahead
-        if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
-            return
-        self._looked_ahead = (epoch, first + horizon)
-        self.stream.expect(self.order.shards_ahead(epoch, first, horizon, rank, world))
+    def fetch(self, epoch: int, first: int, count: int) -> None:
+        """Wait for the shards of some windows, if they are behind a URL.
+
+        Raises:
+            OutageError: A shard did not come within data.patience.
+        """
+        if self.stream.is_remote:
+            self._expect_next(epoch, first)
+            starts = self.order.starts(epoch, first, count)
+            self.stream.fetch(starts, self.block_size + 1)
+
+    def _expect_next(self, epoch: int, first: int) -> None:
+        """Announce the shard that is read after the one of a window."""
+        (start,) = self.order.starts(epoch, first, 1)
+        tokens = self.stream.shard_tokens[self.stream.shard_at(start)]
+        ahead = first + tokens // self.block_size + 1
+        epochs, place = divmod(ahead, self.n_windows)
+        (start,) = self.order.starts(epoch + epochs, place, 1)
+        self.stream.expect(start)
 
     def identity(self) -> Fields:
         """Return the settings that decide the order, as JSON types."""
@@ -70,20 +77,5 @@ class DatasetWindows:
             "data.order": order.name,
             "data.seed": order.seed,
             "data.block_size": order.block_size,
-            "shuffled blocks": order.blocks,
-            "shuffled lanes": order.lanes,
+            "shard by shard": bool(order.shard_tokens),
         }
-
-    def keep_shuffle(self, theirs: Fields) -> None:
-        """Take over the blocks and lanes of a checkpoint of this dataset.
-
-        Args:
-            theirs: Result of `identity` in the checkpoint.
-
-        Raises:
-            UserError: The cache is too small for them.
-        """
-        if theirs.get("dataset") == self.stream.digest and "shuffled blocks" in theirs:
-            blocks, lanes = theirs["shuffled blocks"], theirs["shuffled lanes"]
-            self.order = dataclasses.replace(self.order, blocks=blocks, lanes=lanes)
-            self.stream.check_order(self.order)

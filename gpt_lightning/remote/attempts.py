@@ -1,5 +1,6 @@
 """Attempts with growing pauses at files behind URLs, and the classification of their errors."""
 
+import errno
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ AGAIN = "run the same command again: `prepare` continues, and `fit` with --resum
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
 MISSING = 404, 410
 NO_FILE = FileNotFoundError, NotADirectoryError
+DISK_FULL = errno.ENOSPC, errno.EDQUOT
 PERMANENT = (
     *NO_FILE,
     IsADirectoryError,
@@ -39,8 +41,6 @@ def attempts(
     patience_s: float = 0.0,
 ) -> T:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
-
-    A server may ask for a longer pause (Retry-After).
 
     Args:
         url: Address on any file system of fsspec.
@@ -71,13 +71,11 @@ def attempts(
                     f"cannot {action} {url} after {attempt} attempts ({reason}): check the "
                     f"connection and the file; {AGAIN}"
                 ) from error
-            pause_s = min(BACKOFF_S * 2 ** (attempt - 1), LONGEST_S)
-            pause_s = max(pause_s, min(retry_after_s(error), max(patience_s, LONGEST_S)))
         if attempt == 1 or waited_s >= said_s + LINE_S:
             said_s = waited_s
             limit = f"for {patience_s:.0f} s" if patience_s else f"{ATTEMPTS - 1} times more"
             print(f"cannot {action} {url} ({reason}): trying {limit}", flush=True)
-        time.sleep(pause_s)
+        time.sleep(min(BACKOFF_S * 2 ** (attempt - 1), LONGEST_S))
         attempt += 1
 
 
@@ -118,6 +116,8 @@ def is_passing(error: Exception, first: bool = False) -> bool:
     origin = origin_of(error)
     if (status := http_status(origin)) is not None:
         return status in BUSY or status >= 500
+    if getattr(origin, "errno", None) in DISK_FULL:
+        return False
     return not isinstance(origin, (*PERMANENT, *([OSError] if first else [])))
 
 
@@ -143,16 +143,6 @@ def origin_of(error: Exception) -> BaseException:
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     is_http = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
     return cause if cause is not None and is_http else error
-
-
-def retry_after_s(error: Exception) -> float:
-    """Return the seconds that a server asks a client to wait; 0 if it does not, or names a date."""
-    origin: Any = origin_of(error)
-    for found in (origin, getattr(origin, "response", None)):
-        after = (getattr(found, "headers", None) or {}).get("Retry-After", "")
-        if str(after).isdigit():
-            return float(after)
-    return 0.0
 
 
 def http_status(error: BaseException) -> int | None:

@@ -22,7 +22,7 @@ from gpt_lightning.remote.attempts import (
     raise_unless_missing,
 )
 
-PART_BYTES = 2**18  # size of a part: a connection may end after little more
+TRANSFERS = 3  # of a file that arrives with other bytes
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
 # facts that change with a file; no store has all of them
@@ -112,69 +112,45 @@ def fetch_file(
     url: str,
     path: Path,
     sha256: str,
-    before: Callable[[Path], None] = lambda temporary: None,
-    n_bytes: int | None = None,
-    fix: str = "check the file at this address",
     patience_s: float = 0.0,
-) -> str:
+    check: Callable[[Path], object] = bool,
+) -> None:
     """Fetch a file, which appears at `path` complete and checked or not at all.
 
     Args:
         url: Address of the file.
         path: Path of the copy.
         sha256: Expected digest; "" for any.
-        before: Function to call before the copy, with the path of the temporary file.
-        n_bytes: Expected size; None for any.
-        fix: Hint for a file with another digest.
         patience_s: Argument of `attempts`.
-
-    Returns:
-        SHA-256 of the file.
+        check: Function that raises a UserError for a copy that is not the expected one.
 
     Raises:
-        UserError: All attempts failed, or the same other file came twice.
+        UserError: All attempts failed, or another file came each time.
         OSError: The file cannot be written.
     """
 
-    def fetch(system: Any, remote_path: str) -> str:
-        if sha256 and temporary.exists() and temporary.stat().st_size:  # a part has arrived
-            _fetch_rest(system, remote_path, temporary)
-        else:
-            system.get_file(remote_path, str(temporary))
-        found, size = file_sha256(temporary), temporary.stat().st_size
-        problem = f"expected {n_bytes:,} bytes, found {size:,}" if size != (n_bytes or size) else ""
-        if found != (sha256 or found):
-            problem = problem or f"expected SHA-256 {sha256}, found {found}"
-        if not problem:
-            return found
-        damage = DamageError(problem)
-        if found in others:  # not damaged on its way
-            raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}") from damage
-        others.add(found)
-        raise damage
+    def get(system: Any, there: str) -> None:
+        system.get_file(there, str(temporary))
 
-    others: set[str] = set()
     with replacement(path) as temporary:
-        before(temporary)
-        found = attempts(url, fetch, patience_s=patience_s)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-    return found
-
-
-def _fetch_rest(system: Any, remote_path: str, path: Path) -> None:
-    """Append what is missing of a file, or fetch all of it where a server sends no parts."""
-    begun, size = path.stat().st_size, system.info(remote_path).get("size") or 0
-    with path.open("ab") as file:
-        while begun < size:
-            end = min(size, begun + PART_BYTES)
-            part = system.cat_file(remote_path, start=begun, end=end)
-            if len(part) != end - begun:
+        for _ in range(TRANSFERS):  # bytes may be damaged on their way
+            attempts(url, get, patience_s=patience_s)
+            found = file_sha256(temporary)
+            if sha256 in ("", found):
                 break
-            begun += file.write(part)
-            if begun == size:
-                return
-    system.get_file(remote_path, str(path))
+        else:
+            raise UserError(
+                f"cannot fetch {url}: expected SHA-256 {sha256}, found {found}: check the file at "
+                "this address"
+            )
+        check(temporary)
+        sync_file(temporary)
+
+
+def sync_file(path: Path) -> None:
+    """Sync the content of a file to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 # ---- parts of a file ---------------------------------------------------------------------------

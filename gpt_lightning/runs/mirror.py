@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt_lightning.errors import UserError, warn
+from gpt_lightning.errors import OutageError, UserError, warn
 from gpt_lightning.files import explained, locked, write_atomic
 from gpt_lightning.remote import files as remote
-from gpt_lightning.remote.attempts import DamageError, on_file_system
+from gpt_lightning.remote.attempts import on_file_system
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.folders import SIDECAR, RunPaths, Saved, saved_checkpoints, sort_saved
 
@@ -220,7 +220,7 @@ def restore_run(mirror: Mirror, run: Path) -> None:
                 write_atomic(run / file, remote.read(f"{mirror.url}/{file}"))
             mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
         except UserError as error:
-            if not isinstance(error.__cause__, DamageError):  # no damage: the connection
+            if isinstance(error, OutageError):
                 raise
             warn(f"{error}; skipped")
         else:

@@ -5,7 +5,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
-from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.runs import resume
@@ -45,8 +44,6 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
                 "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
                 "model.learning_rate and data.batch_size to what they found, and leave them out"
             )
-    if isinstance(loader, TrainLoader):
-        loader.source.keep_shuffle(theirs.record.data_identity)
     module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
     allow_changes = data is not None and data.settings.allow_changes
     address = "this run's data" if data is None else data.address

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from lightning import LightningDataModule, Trainer
 
-from gpt_lightning.data.dataset import TokenDataset, is_remote
+from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import EvalLoader, Place, TrainLoader
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.readers import Reader
@@ -113,7 +113,7 @@ class TokenDataModule(LightningDataModule):
         """Dataset, opened at first use."""
         settings = self.settings
         folder = Path(settings.data_dir)
-        return TokenDataset(self.address, folder, settings.cache_limit_gb, settings.patience)
+        return TokenDataset(self.address, folder, settings.patience)
 
     def _preparation(self) -> tuple[str, str, str, float]:
         """Return source, tokenizer, data_dir and val_fraction, as `prepare` takes them."""
@@ -283,16 +283,12 @@ class TokenDataModule(LightningDataModule):
             from gpt_lightning.prepare.command import dataset_folder  # not for ready shards
 
             address = str(dataset_folder(*self._val_preparation()))
-            val_text = TokenDataset(address, Path(settings.data_dir), settings.cache_limit_gb)
+            val_text = TokenDataset(address, Path(settings.data_dir))
         if not trainer:
             return Reader(self._dataset, settings, Place(), val_text)
-        # Lightning counts ranks node by node; streams are read so that each node has its shards
-        nodes = trainer.num_nodes if is_remote(self.address) else 1
-        rank = trainer.local_rank * nodes + trainer.node_rank if nodes > 1 else trainer.global_rank
         place = Place(
-            nodes=nodes,
             accumulate=trainer.accumulate_grad_batches,
-            rank=rank,
+            rank=trainer.global_rank,
             world=trainer.world_size,
             pin_memory=trainer.strategy.root_device.type == "cuda",
             limit=trainer.limit_train_batches,

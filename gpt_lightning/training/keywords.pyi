@@ -43,7 +43,6 @@ class DataArguments(TypedDict, total=False):
     eval_batches: int | None
     eval_train_batches: int | None
     order: Literal["sequential", "random", "shuffled", "repeat"] | Literal["nanogpt"]
-    cache_limit_gb: float
     patience: float
     num_workers: int
     seed: int | None

@@ -45,7 +45,7 @@ def datamodule(text_file, **changes) -> TokenDataModule:
 
 
 def streams(data: TokenDataModule) -> dict[str, TokenStream]:
-    dataset = TokenDataset(data.address, Path(data.settings.data_dir), 20.0)
+    dataset = TokenDataset(data.address, Path(data.settings.data_dir))
     return {split: dataset.stream(split, T) for split in ("train", "val")}
 
 

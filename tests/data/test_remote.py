@@ -1,6 +1,7 @@
-"""Streaming from a real HTTP server on loopback that is slow, cuts connections, and lies."""
+"""Datasets behind a real HTTP server on loopback that is slow, cuts connections, and lies."""
 
-import hashlib
+import multiprocessing
+import threading
 import time
 from pathlib import Path
 
@@ -13,17 +14,16 @@ from tiny_fit import TINY_MODEL
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import TokenDataset, is_remote
-from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.windows import DatasetWindows
+from gpt_lightning.data.loader import Place, TrainLoader
+from gpt_lightning.data.readers import Reader
+from gpt_lightning.data.settings import DataSettings
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.remote import attempts
-from gpt_lightning.remote.files import PART_BYTES, fetch_file
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.training.fit import default_callbacks, run_cli
 
-SHARD = 1_000  # tokens: 2,128 bytes
-RUNS = "whole", "away"
+SHARD, T = 1_000, 16  # tokens; a shard has 2,128 bytes
 
 
 @pytest.fixture
@@ -40,54 +40,102 @@ def server(dataset, monkeypatch):
         yield server
 
 
-def opened(server: Server, tmp_path: Path, limit_gb: float = 1.0) -> TokenDataset:
-    return TokenDataset(server.url, tmp_path / "data", limit_gb)
+def reader(address: str, data: Path, place: Place | None = None, **settings) -> Reader:
+    chosen = {"dataset": address, "block_size": T, "batch_size": 4, "seed": 1337, **settings}
+    return Reader(TokenDataset(address, data), DataSettings(**chosen), place or Place())
 
 
-def loader(dataset: TokenDataset, name: str = "shuffled", **kwargs) -> TrainLoader:
-    stream = dataset.stream("train", 16)
-    order = WindowOrder(name, len(stream), 16, 1337, stream.shard_tokens)
-    return TrainLoader(DatasetWindows(stream, order), batch_size=4, **kwargs)
+def loader(server: Server, tmp_path: Path, **more) -> TrainLoader:
+    return reader(server.url, tmp_path / "data", **more).train_loader
+
+
+def epoch(loader: TrainLoader) -> np.ndarray:
+    """The windows of the rest of an epoch, (n, B, T)."""
+    return np.stack([x.numpy() for x, _ in loader])
 
 
 def cached(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "data" / "cache").rglob("*.npy"))
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    [
-        ("sequential", 0),
-        ("shuffled", 0),
-        ("random", 0),
-        pytest.param("shuffled", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_the_windows_are_those_of_the_folder(name, workers, server, dataset, tmp_path):
-    local = loader(TokenDataset(str(dataset), tmp_path, 1.0), name)
-    away = loader(opened(server, tmp_path), name, num_workers=workers)
-    for (x, y), (u, v) in zip(local, away, strict=True):
-        assert np.array_equal(x, u)
-        assert np.array_equal(y, v)
-    fetched = [name for name in server.requests if name.endswith(".npy")]
-    assert len(fetched) == len(set(fetched))  # once each, whoever asked
+def fetched(server: Server) -> list[str]:
+    return [name for name in server.requests if name.endswith(".npy")]
 
 
-def test_training_starts_when_the_first_shard_is_there(server, tmp_path):
+# ---- the order -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["sequential", "random"])
+def test_the_windows_are_those_of_the_folder(order, server, dataset, tmp_path):
+    local = reader(str(dataset), tmp_path, order=order).train_loader
+    away = loader(server, tmp_path, order=order)
+    assert np.array_equal(epoch(away), epoch(local))
+    assert away.identity() == local.identity()
+    assert len(fetched(server)) == len(set(fetched(server)))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_shuffled_reads_shard_after_shard_whoever_reads(workers, server, tmp_path):
+    alone = loader(server, tmp_path)
+    epochs = [epoch(alone) for _ in range(2)]
+    assert not np.array_equal(*epochs)
+    assert len(fetched(server)) == len(set(fetched(server)))
+    server.requests.clear()
+    (tmp_path / "data").rename(tmp_path / "old")
+    workers_read = loader(server, tmp_path, num_workers=workers)
+    assert np.array_equal([epoch(workers_read) for _ in range(2)], epochs)
+    assert len(fetched(server)) == len(set(fetched(server)))  # once each, whoever asked
+    ranks = [
+        epoch(loader(server, tmp_path, batch_size=2, place=Place(rank=rank, world=2)))
+        for rank in range(2)
+    ]
+    together = np.stack(ranks, axis=2).reshape(epochs[0].shape)
+    assert np.array_equal(together, epochs[0])
+    for position in (1, 61, 62, 63, 150):  # 62.4 windows a shard
+        resumed = loader(server, tmp_path, batch_size=1)
+        resumed.load_state_dict({"epoch": 1, "window": position})
+        rest = epochs[1].reshape(-1, T)[position:]
+        assert np.array_equal(epoch(resumed)[: len(rest), 0], rest)
+
+
+def test_a_resume_where_the_shuffle_is_another_is_refused(server, dataset, tmp_path):
+    """The local dataset has the same digest, and permutes all windows together."""
+    local = reader(str(dataset), tmp_path).train_loader.identity()
+    away = loader(server, tmp_path).identity()
+    assert {key for key in away if away[key] != local[key]} == {"shard by shard"}
+
+
+# ---- shards that come --------------------------------------------------------------------------
+
+
+def test_training_starts_when_the_first_shard_is_there_and_the_next_one_comes(server, tmp_path):
     slow = sorted(path.name for path in server.folder.glob("train-*.npy"))[1:]
     server.delay_s = dict.fromkeys(slow, 0.5)
-    batches = iter(loader(opened(server, tmp_path), "sequential"))
+    batches = iter(loader(server, tmp_path, order="sequential"))
     begin = time.monotonic()
     next(batches)
     assert time.monotonic() - begin < 0.4
-    time.sleep(0.8)  # meanwhile the next ones are fetched: that is asked for ahead of need
-    assert len(cached(tmp_path)) >= 2
+    time.sleep(0.8)
+    assert [path.name for path in cached(tmp_path)] == ["train-00000.npy", "train-00001.npy"]
+
+
+def test_the_last_shard_expects_the_first_of_the_next_epoch(server, tmp_path):
+    away = loader(server, tmp_path)
+    count = away.source.n_windows
+    (first,) = away.source.order.starts(1, 0, 1)
+    away.load_state_dict({"epoch": 0, "window": count - 8})
+    expected = []
+    away.source.stream.expect = expected.append
+    next(iter(away))
+    stream = away.source.stream
+    assert [stream.shard_at(start) for start in expected] == [stream.shard_at(first)]
 
 
 def test_the_shards_of_a_step_are_there_before_it_begins(server, tmp_path):
-    step = {"accumulate": 25, "world": 2, "rank": 1}  # 200 windows of 16 tokens: 3.2 shards
-    away = loader(opened(server, tmp_path), "sequential", **step)
-    away.source.look_ahead = lambda *args: None  # what is fetched ahead may come later
+    place = Place(accumulate=25, world=2, rank=1)  # 200 windows of 16 tokens: 3.2 shards
+    away = loader(server, tmp_path, place=place, order="sequential")
+    stream = away.source.stream
+    stream.expect = lambda start: None  # what is fetched ahead may come later
     batches = iter(away)
     for following in (3, 6, 9, 0):  # an epoch has four steps
         away.fetch_step()
@@ -96,33 +144,86 @@ def test_the_shards_of_a_step_are_there_before_it_begins(server, tmp_path):
             next(batches)
         for path in cached(tmp_path):
             path.unlink()
+        stream._fetched.clear()
         with pytest.raises(OutageError, match=f"train-{following:05}"):
             away.fetch_step()
         server.busy = {}
 
 
+def read_all(stream: TokenStream, queue) -> None:
+    queue.put(stream.windows(np.array([0]), len(stream)).sum())
+
+
+def test_processes_share_the_copies(server, tmp_path):
+    """A slow server: each of them finds the file of another while it is written."""
+    server.delay_s = {path.name: 0.01 for path in server.folder.glob("*.npy")}
+    context = multiprocessing.get_context("fork")
+    stream = reader(server.url, tmp_path / "data").train_stream
+    queue = context.Queue()
+    processes = [context.Process(target=read_all, args=(stream, queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    sums = {queue.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join(60)
+    assert len(sums) == 1
+    assert len(fetched(server)) == len(set(fetched(server)))
+    assert not [path for path in cached(tmp_path) if path.name.startswith(".")]
+
+
+def test_threads_share_the_copies(server, tmp_path):
+    server.delay_s = {"train-00000.npy": 0.3}
+    stream = reader(server.url, tmp_path / "data").train_stream
+    for _ in range(3):
+        threading.Thread(target=stream._fetch_ahead, args=(0,)).start()
+    stream.windows(np.array([0]), 9)
+    assert fetched(server) == ["train-00000.npy"]
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
 def test_a_corrupted_shard_is_never_used_and_a_lost_one_fetched_again(server, dataset, tmp_path):
-    server.wrong, server.cut = {"train-00000.npy": 1}, {"train-00001.npy": 3, "manifest.json": 2}
-    away = loader(opened(server, tmp_path), "sequential")
-    local = loader(TokenDataset(str(dataset), tmp_path, 1.0), "sequential")
-    for _, (x, u) in zip(range(20), zip(local, away, strict=False), strict=False):
-        assert np.array_equal(x[0], u[0])
+    server.wrong, server.cut = {"train-00000.npy": 2}, {"train-00001.npy": 3, "manifest.json": 2}
+    away = loader(server, tmp_path, order="sequential")
+    local = reader(str(dataset), tmp_path, order="sequential").train_loader
+    assert np.array_equal(epoch(away), epoch(local))
     server.wrong = {"val-00000.npy": 1000}
-    stream = opened(server, tmp_path).stream("val", 16)
-    with pytest.raises(UserError, match=r"val-00000\.npy .*expected SHA-256 \w{64}, found \w{64}"):
+    stream = reader(server.url, tmp_path / "data").stream("val")
+    with pytest.raises(UserError, match=r"val-00000\.npy: expected SHA-256 \w{64}, found \w{64}"):
         stream.windows(np.array([0]), 16)
+    assert "val-00000.npy" not in [path.name for path in cached(tmp_path)]
 
 
-def test_a_shard_larger_than_the_cache_is_refused(server, tmp_path):
-    with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but train-00000\.npy"):
-        opened(server, tmp_path, 1e-6).stream("train", 16)
+@pytest.mark.parametrize("damage", ["bit", "half", "empty"])
+def test_a_damaged_copy_is_fetched_again(damage, server, dataset, tmp_path):
+    reader(server.url, tmp_path / "data").train_stream.windows(np.array([0]), 16)
+    (kept,) = cached(tmp_path)
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes({"bit": content, "half": content[:999], "empty": b""}[damage])
+    server.requests.clear()
+    again = reader(server.url, tmp_path / "data").train_stream
+    local = reader(str(dataset), tmp_path).train_stream
+    first = np.array([0])
+    assert np.array_equal(again.windows(first, 999), local.windows(first, 999))
+    assert fetched(server) == ["train-00000.npy"]
+
+
+def test_another_dataset_at_the_same_address_has_other_copies(server, dataset, tmp_path):
+    reader(server.url, tmp_path / "data").train_stream.windows(np.array([0]), 16)
+    other = tmp_path / "other.txt"
+    other.write_text("something else, " * 500)
+    prepare_text(other, dataset, "byte", shard_tokens=SHARD, overwrite=True)
+    again = reader(server.url, tmp_path / "data").train_stream.windows(np.array([0]), 15)
+    assert bytes(again[0].tolist()) == b"something else,"
 
 
 def test_what_is_not_there_is_said_at_once(server, tmp_path):
     with pytest.raises(UserError, match=r"/nowhere/manifest\.json does not exist"):
-        TokenDataset(f"{server.url}/nowhere", tmp_path, 1.0)
-    with pytest.raises(UserError, match="s3"):
-        TokenDataset("s3://bucket/name", tmp_path, 1.0)  # needs a package that is not installed
+        TokenDataset(f"{server.url}/nowhere", tmp_path)
+    with pytest.raises(UserError, match="gcsfs"):
+        TokenDataset("gs://bucket/name", tmp_path)  # needs a package that is not installed
 
 
 def test_addresses():
@@ -133,8 +234,11 @@ def test_addresses():
 
 
 def test_a_file_url_is_a_folder(dataset, tmp_path):
-    local = TokenDataset(str(dataset), tmp_path, 1.0)
-    assert TokenDataset(f"file://{dataset}", tmp_path, 1.0).manifest == local.manifest
+    local = TokenDataset(str(dataset), tmp_path)
+    assert TokenDataset(f"file://{dataset}", tmp_path).manifest == local.manifest
+
+
+# ---- fit ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -148,35 +252,6 @@ def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "data" / "cache").rename(tmp_path / "old")
     assert main([*fit, "--data.order=sequential", "--trainer.max_steps=500"]) == 75
     assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")
-
-
-def test_a_damaged_file_of_the_cache_is_fetched_again(server, dataset, tmp_path):
-    data = opened(server, tmp_path)
-    whole = data.stream("train", 16).windows(np.array([0]), 16)
-    (kept,) = [p for p in (tmp_path / "data").rglob("*.npy") if p.stat().st_size]
-    content = bytearray(kept.read_bytes())
-    content[-1] ^= 1
-    kept.write_bytes(content)
-    server.requests.clear()
-    again = opened(server, tmp_path).stream("train", 16).windows(np.array([0]), 16)
-    assert np.array_equal(again, whole)
-    assert len([name for name in server.requests if name.endswith(".npy")]) == 1
-
-
-def test_a_download_goes_on_where_it_was_cut(server, dataset, tmp_path):
-    content = np.random.default_rng(0).bytes(3_000_000)
-    (dataset / "large.bin").write_bytes(content)
-    server.headers["Accept-Ranges"] = "bytes"
-    server.cut["large.bin"] = 1
-    received = []
-    server.sent = received.append
-    digest = hashlib.sha256(content).hexdigest()
-    fetch_file(f"{server.url}/large.bin", tmp_path / "copy.bin", digest)
-    assert (tmp_path / "copy.bin").read_bytes() == content
-    half, *parts = received
-    assert half == 1_500_000
-    assert max(parts) <= PART_BYTES
-    assert 1_500_000 <= sum(parts) < 3_000_000
 
 
 class Away(Callback):
@@ -199,7 +274,6 @@ def test_a_run_whose_server_stays_away_saves_ends_with_75_and_continues(
     options = [
         *TINY_MODEL,
         f"--data.dataset={server.url}",
-        "--data.order=sequential",
         "--data.batch_size=15",
         "--trainer.accumulate_grad_batches=2",
         "--data.patience=0",

@@ -84,7 +84,7 @@ class RawLoop:
 
     def __init__(self, settings: dict) -> None:
         self.s = {"accumulate_grad_batches": 1, "limit_val_batches": 1.0} | settings
-        data = TokenDataset("data/text-char", Path("data"), None)
+        data = TokenDataset("data/text-char", Path("data"))
         self.text = {split: self.tokens(data, split) for split in ("train", "val")}
         self.order = WindowOrder("shuffled", len(self.text["train"]), T, DEFAULT_SEED)
         vocab_size = int(max(tokens.max() for tokens in self.text.values())) + 1
