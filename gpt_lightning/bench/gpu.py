@@ -16,7 +16,6 @@ A row of an earlier call stays on the page until its size and model are measured
 import datetime
 import itertools
 import re
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from gpt_lightning.bench import fits, models
 from gpt_lightning.bench.models import GPU_SIZES, Peer
 from gpt_lightning.bench.step import Training, random_batch, rates
 from gpt_lightning.errors import is_out_of_memory
+from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.device import (
     device_name,
     free_memory,
@@ -67,7 +67,8 @@ def publish(args: Any, sweep: Sweep) -> str:
     machine = sweep.machine | earlier_machine(folder, sweep.machine)
     title, *notes = BENCH.about
     write_report(folder, title, machine, {"rows": table}, notes)
-    return str(shutil.copy(folder / "results.md", page))
+    write_atomic(page, (folder / "results.md").read_bytes())
+    return str(page)
 
 
 BENCH = Bench(

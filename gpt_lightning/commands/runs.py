@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, new_path, write_atomic
+from gpt_lightning.files import Fields, new_path, write_atomic
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.history import (
     COLUMNS,
@@ -141,9 +141,7 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
     paths = picture_paths(out, folders)
     from gpt_lightning.tables.pictures import plot_runs  # matplotlib takes half a second
 
-    with explained("write", paths[0]):
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        plot_runs(paths, curves, TITLE)
+    plot_runs(paths, curves, TITLE)
     print(f"curves      {', '.join(map(str, paths))}")
 
 

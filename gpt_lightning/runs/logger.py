@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError, warn
-from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic
+from gpt_lightning.files import Fields, explained, locked, replacement, sync_folder, write_atomic
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
@@ -249,8 +250,8 @@ class RunEvents(TensorBoardLogger):
 
     @rank_zero_only
     def flush(self) -> None:
-        """Write all events so far to the file."""
-        super().save()
+        """Write all events so far to the file; Lightning would write HPARAMS in place, too."""
+        self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -279,8 +280,8 @@ class RunEvents(TensorBoardLogger):
         experiment, start, _ = hparams(scalars, dict.fromkeys(COMPARED, 0.0))
         folder = Path(self.log_dir)
         with explained("write to", folder):
-            (folder / HPARAMS).unlink(missing_ok=True)
-            self.flush()  # writes HPARAMS
+            with replacement(folder / HPARAMS) as temporary:
+                save_hparams_to_yaml(temporary, self.hparams)
             writer = FileWriter(folder, filename_suffix=".hparams")
             writer.add_summary(experiment)
             writer.add_summary(start)

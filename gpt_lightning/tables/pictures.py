@@ -1,5 +1,6 @@
 """Pictures of results: losses, runs, and quantities of a sweep over a size."""
 
+import io
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import write_atomic, yaml_beside
 from gpt_lightning.tables.rows import Row, Values, short_names
 
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
@@ -18,6 +19,19 @@ LOSSES_COLUMNS = 64  # characters of a title's line
 TABLE = yaml_beside(__file__)
 PHASES = TABLE["phases"]  # phase of a run -> color
 styled = rc_context(TABLE["style"])
+
+
+def write_picture(figure: Figure, path: Path, title: str = "") -> None:
+    """Write a figure to a file that at every moment is absent, the old one, or complete.
+
+    Args:
+        figure: The figure.
+        path: File to write: .png, .svg or .pdf.
+        title: Title in the file's own data, which is not drawn.
+    """
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), metadata={"Title": title})
+    write_atomic(path, content.getvalue())
 
 
 @styled
@@ -50,7 +64,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
     differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
     differences.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(path)
+    write_picture(figure, path)
 
 
 @styled
@@ -111,7 +125,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
     figure.suptitle(f"thin: training loss; thick: validation loss{dashed}")
     figure.legend(loc="outside lower center", fontsize="small")
     for path in paths:
-        figure.savefig(path, metadata={"Title": mark})
+        write_picture(figure, path, mark)
 
 
 # ---- sweeps --------------------------------------------------------------------------------------
@@ -167,4 +181,4 @@ def plot_rows(
         bottom.set_xlabel(x[1])
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=2)
-    figure.savefig(path)
+    write_picture(figure, path)

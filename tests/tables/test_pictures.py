@@ -117,7 +117,7 @@ def test_a_legend_has_no_more_of_a_path_than_it_needs(runs, names):
 def drawn_rows(tmp_path, monkeypatch):
     """Draw lines with these values over 64, 128 and 256; return the drawn figure."""
     kept = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: kept.append(figure))
 
     def draw(*values: float) -> Figure:
         rows = [

@@ -176,6 +176,31 @@ def test_config_yaml_is_written_once_and_whole(own_folder):
     assert not [*RUN.glob(".*")]  # no temporary file is left
 
 
+IN_PLACE: list[str] = []  # files that were opened to be written anew
+
+
+def note_opened(event, args):
+    if event == "open" and isinstance(args[2], int) and args[2] & os.O_TRUNC:
+        IN_PLACE.append(os.fsdecode(args[0]))
+
+
+def test_no_file_of_a_run_is_written_in_place(own_folder):
+    """A reader, or a kill in the middle of it, would leave a part of the file."""
+    sys.addaudithook(note_opened)  # there is no way to remove it
+    assert cli.main(["fit", *TINY_RUN, "--trainer.max_steps=8"]) == 0
+    for command, *options in (
+        ["resume", "--trainer.max_steps=12"],
+        ["validate"],
+        ["predict", "--trainer.limit_predict_batches=1"],
+        ["plot"],
+        ["report"],
+    ):
+        assert cli.main([command, str(RUN), *options]) == 0
+    files = {Path(name).name for name in IN_PLACE if "lightning_logs" in name}
+    assert {"hparams.yaml", "curves.png", "metrics.jsonl"} <= {path.name for path in RUN.iterdir()}
+    assert {name for name in files if not name.startswith((".", "events."))} == set()
+
+
 @pytest.mark.parametrize("section", [*EVERY_RUN, "trainer", "model", "data"])
 def test_a_section_without_keys_is_one_line(section, own_folder, capsys):
     Path("wrong.yaml").write_text(f"\n{section}: 5\n")
