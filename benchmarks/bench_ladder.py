@@ -9,7 +9,8 @@ row measured, on a CPU the faster one of bf16 and float32.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import torch
 
@@ -17,7 +18,16 @@ from gpt_lightning.bench import fits
 from gpt_lightning.hardware.device import device_name
 from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import (
+    Hidden,
+    HiddenHundredths,
+    Hundredths,
+    Row,
+    Share,
+    Text,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -45,7 +55,25 @@ BATCHES = {
 }
 
 
-def beside_others(row: Row, before: Sequence[Row]) -> Row:
+@dataclass
+class LadderRow(Row):
+    """Speed on one rung."""
+
+    device: Text
+    rung: Text
+    step_ms: Hundredths
+    tokens_per_sec: Whole
+    mfu: Share
+    peak_tflops_per_sec: HiddenHundredths
+    speedup: Hundredths
+    speedup_in_all: Hundredths
+    warmup_s: Hundredths
+    attention: Hidden
+    status: Text
+    note: Hidden
+
+
+def beside_others(row: LadderRow, before: Sequence[LadderRow]) -> LadderRow:
     """Return a row with its speed-ups over the rows before it, and MFU of the first row's peak."""
     others = [other for other in before if other.tokens_per_sec]
     if not row.tokens_per_sec or not others:
@@ -62,19 +90,14 @@ def beside_others(row: Row, before: Sequence[Row]) -> Row:
 
 BENCH = Bench(
     measure="benchmarks.bench_ladder:measure_rung",
-    tables={
-        "rows": row_type(
-            "device rung step_ms tokens_per_sec mfu -peak_tflops_per_sec speedup:.2f "
-            "speedup_in_all:.2f warmup_s -attention status -note"
-        )
-    },
+    tables={"rows": LadderRow},
     options=(options.DEVICE, options.words("rungs", "rung", RUNGS), options.steps(10)),
     takes_fit_options=True,
     relate=beside_others,
 )
 
 
-def arguments_of(row: Row) -> list[str]:
+def arguments_of(row: SimpleNamespace) -> list[str]:
     """Return the options of `fit` of a rung, with those of the rungs before it."""
     arguments = ["--config=bench_ladder", *BATCHES[row.device], *row.fit_options]
     arguments += fits.random_token_options(VOCAB_SIZE, row.steps, WARMUP_STEPS)
@@ -85,7 +108,7 @@ def arguments_of(row: Row) -> list[str]:
     return [*arguments, f"--trainer.accelerator={row.device}"]
 
 
-def measure_rung(row: Row) -> Values:
+def measure_rung(row: SimpleNamespace) -> Values:
     """Train with the settings of a rung.
 
     Raises:

@@ -15,8 +15,11 @@ can beat it.
 import itertools
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -28,7 +31,17 @@ from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import (
+    Column,
+    Count,
+    Hidden,
+    Hundredths,
+    Row,
+    Text,
+    Thousandths,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench, run_bench
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
@@ -39,15 +52,29 @@ BATCHES = 300  # measured batches of a row
 PARTS = 10  # consecutive parts of the batches
 CPU = torch.device("cpu")
 
+
+@dataclass
+class LoaderRow(Row):
+    """Speed of the loader, and the floor."""
+
+    order: Text
+    batch_size: Count
+    workers: Count
+    n_tokens: Annotated[int | None, Column(",d")]
+    first_batch_ms: Hundredths
+    batch_ms: Thousandths
+    batch_p90_ms: Thousandths
+    tokens_per_sec: Whole
+    floor_ms: Annotated[float | None, Column(",.3f", console=False)]
+    floor_tokens_per_sec: Whole
+    floor_share: Hundredths
+    status: Text
+    note: Hidden
+
+
 BENCH = Bench(
     measure="benchmarks.data:measure_data",
-    tables={
-        "rows": row_type(
-            "order batch_size:d workers n_tokens:,d first_batch_ms "
-            "batch_ms:,.3f batch_p90_ms:,.3f tokens_per_sec -floor_ms:,.3f floor_tokens_per_sec "
-            "floor_share:.2f status -note"
-        )
-    },
+    tables={"rows": LoaderRow},
     options=(
         options.words("orders", "order", ("sequential", "shuffled", "random")),
         options.numbers("batch_sizes", "batch_size", "8,32", "Sequences per batch"),
@@ -57,7 +84,7 @@ BENCH = Bench(
 )
 
 
-def measure_data(row: Row) -> Values:
+def measure_data(row: SimpleNamespace) -> Values:
     """Take batches as training does, as fast as they come."""
     tokens = row.batch_size * BLOCK_SIZE
     dataset = random_dataset(Path("data") / f"bench-{row.n_tokens}", VOCAB_SIZE, row.n_tokens)

@@ -29,7 +29,7 @@ from typing import Any
 
 from gpt_lightning.bench.command import find_benches, import_bench
 from gpt_lightning.tables.ledger import Ledger, identity
-from gpt_lightning.tables.rows import RESULTS, Console, make_row, markdown
+from gpt_lightning.tables.rows import RESULTS, Console, markdown
 from gpt_lightning.tables.sweep import Bench
 
 HERE = Path(__file__).resolve().parent
@@ -269,9 +269,9 @@ def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     parts = [f"# {page.title}", f"```\n{wrapped(commands)}\n```", filled(f"{facts}. {load}")]
     for index, table in enumerate(measured["tables"]):
         for title in ("rows", *page.tables):
-            rows = [make_row(bench.tables[title], row) for row in table[title]]
+            rows = [*map(bench.tables[title].of, table[title])]
             head = f"{title.capitalize()}:\n\n" if title != "rows" else ""
-            shown = [field.name for field in Console(bench.tables[title]).fields]
+            shown = list(Console(bench.tables[title]).columns)
             parts.append(head + markdown(rows, shown).rstrip())
         for picture in table["pictures"][: int(page.picture)]:
             target = f"{name}{index or ''}.png"

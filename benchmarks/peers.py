@@ -10,7 +10,10 @@ graphs: graphs that torch.compile made.
 """
 
 import sys
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
+from typing import Annotated
 
 import torch
 
@@ -18,18 +21,53 @@ from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import (
+    Column,
+    Count,
+    Flag,
+    Hidden,
+    Hundredths,
+    Loss,
+    Row,
+    Text,
+    Thousandths,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench, run_bench
+
+Bound = Annotated[float | None, Column(".3f", console=False)]
+
+
+@dataclass
+class PeersRow(Row):
+    """Speed of both models."""
+
+    device: Text
+    dtype: Text
+    compile: Flag
+    size: Text
+    batch: Count
+    context: Count
+    ours_ms: Hundredths
+    theirs_ms: Hundredths
+    ours_tokens_per_sec: Whole
+    theirs_tokens_per_sec: Whole
+    ratio: Thousandths
+    ratio_std: Thousandths
+    ratio_min: Bound
+    ratio_max: Bound
+    ours_graphs: Count
+    theirs_graphs: Count
+    ours_loss: Loss
+    theirs_loss: Loss
+    status: Text
+    note: Hidden
+
 
 BENCH = Bench(
     measure="benchmarks.peers:measure_peers",
-    tables={
-        "rows": row_type(
-            "device dtype compile size batch context ours_ms theirs_ms ours_tokens_per_sec "
-            "theirs_tokens_per_sec ratio ratio_std -ratio_min -ratio_max ours_graphs "
-            "theirs_graphs ours_loss theirs_loss status -note"
-        )
-    },
+    tables={"rows": PeersRow},
     options=(
         options.DEVICE,
         options.sizes(("tiny", *models.COURSE_SIZES), "small"),
@@ -45,7 +83,7 @@ BENCH = Bench(
 )
 
 
-def measure_peers(row: Row) -> Values:
+def measure_peers(row: SimpleNamespace) -> Values:
     """Train both models in turns."""
     device = prepare(row)
     model = GPT(models.make_config(row.size, row.context))

@@ -27,7 +27,7 @@ from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.tables import options
 from gpt_lightning.tables.ledger import Ledger
-from gpt_lightning.tables.rows import RESULTS, Values, make_row, markdown
+from gpt_lightning.tables.rows import RESULTS, Values, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
 PROGRAM = "python -m experiments.course"
@@ -156,7 +156,7 @@ def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
     yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
     bench, _ = read(section, [])
     for name in ("rows", *section.tables):
-        if rows := [make_row(bench.tables[name], row) for row in data.get(name, [])]:
+        if rows := [*map(bench.tables[name].of, data.get(name, []))]:
             title = "" if name == "rows" else f"### {name.capitalize()}\n\n"
             yield title + markdown(rows, section.columns if name == "rows" else ()).rstrip()
     for name in data["pictures"]:

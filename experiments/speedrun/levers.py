@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from gpt_lightning.model.transforms import transform
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.tables.ledger import Ledger, identity
 from gpt_lightning.tables.options import at_least, listed, one_of
-from gpt_lightning.tables.rows import Row
 from gpt_lightning.tables.worker import isolated
 from gpt_lightning.training.optimizers.muon import orthogonalize
 
@@ -431,7 +431,7 @@ def evaluate(model: GPT, tokens: Tensor) -> float:
 # ---- page ----------------------------------------------------------------------------------------
 
 
-def measure(row: Row) -> dict[str, float]:
+def measure(row: SimpleNamespace) -> dict[str, float]:
     """Return the loss of a run."""
     return {"loss": train(LEVERS[row.lever], row.seed, row.tokens)}
 

@@ -13,28 +13,63 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from matplotlib.figure import Figure
 
-from experiments.speedrun.tracks import NANOGPT, RECORDS, RULES, Figures, Result, SeedRow, Track
+from experiments.speedrun.tracks import (
+    NANOGPT,
+    RECORDS,
+    RULES,
+    Figures,
+    Result,
+    Seconds,
+    SeedRow,
+    Track,
+)
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.tables.pictures import LOSSES_COLUMNS, LOSSES_WIDTH_IN, styled
-from gpt_lightning.tables.rows import Console, make_row, markdown, row_type
+from gpt_lightning.tables.rows import Column, Console, Row, Tenths, Text, Whole, markdown
 
 LEDGER = "ledger.yaml"
 WAYS = {f"nanoGPT_{way.replace(' ', '_')}": way for way in NANOGPT["cpu"]}
 fill = functools.partial(textwrap.fill, width=100, break_on_hyphens=False)
-NanogptRow = row_type("nanoGPT step_s:.4f steps:,d time_s:,.0f times_as_long:.1f")
-# the columns of nanoGPT's two ways on a CPU are named by tracks.yaml
-LedgerRow = row_type(
-    "track device date commit seeds loss:.4f bound:.4f time_s:.1f "
-    + " ".join(f"{way}_s:,.0f {way}_ratio:.1f" for way in WAYS)
-    + " change gain changed_since"
-)
+LossColumn = Annotated[float | None, Column(".4f")]
+
+
+@dataclasses.dataclass
+class NanogptRow(Row):
+    """Time of nanoGPT in one way."""
+
+    nanoGPT: Text
+    step_s: Annotated[float, Column(".4f")]
+    steps: Annotated[int, Column(",d")]
+    time_s: Whole
+    times_as_long: Tenths
+
+
+@dataclasses.dataclass
+class LedgerRow(Row):
+    """Record, with the time of nanoGPT in the two ways that tracks.yaml has for a CPU."""
+
+    track: Text
+    device: Text
+    date: Text
+    commit: Text
+    seeds: Text
+    loss: LossColumn
+    bound: LossColumn
+    time_s: Seconds
+    nanoGPT_eager_float32_s: Whole
+    nanoGPT_eager_float32_ratio: Tenths
+    nanoGPT_compiled_bfloat16_s: Whole
+    nanoGPT_compiled_bfloat16_ratio: Tenths
+    change: Text
+    gain: Text
+    changed_since: Text
 
 
 def write(result: Result, change: str | None, out: Path, root: Path, command: str) -> None:
@@ -90,7 +125,7 @@ def page(data: Figures, picture: str) -> str:
         f"# Shakespeare speedrun: {track.title}, {result.device}",
         f"```\n{machine['command']}\n```",
         ". ".join(machine[key] for key in ("date", "CPU", "memory", "software")) + ".",
-        markdown(rows, [field.name for field in Console(SeedRow).fields]).rstrip(),
+        markdown(rows, list(Console(SeedRow).columns)).rstrip(),
         f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
         f"validation split. Mean time {figures['time_s']:.1f} s, worst "
         f"{figures['worst_time_s']:.1f} s: everything after the imports and the arguments, with "
@@ -221,7 +256,7 @@ def ledger_page(out: Path) -> str:
         for name, way in WAYS.items():
             if seconds := record["nanogpt_s"].get(way):
                 values |= {f"{name}_s": seconds, f"{name}_ratio": seconds / record["time_s"]}
-        rows.append(make_row(LedgerRow, values))
+        rows.append(LedgerRow.of(values))
         before[stem + record["machine"]] = record
     about = (
         "Each track and device has a page of its newest record. The rules: "

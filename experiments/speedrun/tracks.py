@@ -4,17 +4,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
-from gpt_lightning.tables.rows import column
+from gpt_lightning.tables.rows import Column, Row, Text
 
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 RULES: dict[str, Any] = TABLES["rules"]
 NANOGPT: dict[str, dict[str, str]] = TABLES["nanogpt"]
 RECORDS = Path("experiments") / "speedrun" / "records"
 Figures = dict[str, Any]
+Seconds = Annotated[float, Column(".1f")]
+Number = Annotated[int, Column(",d")]
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,20 @@ class Track:
 TRACKS = {name: Track(name, **fields) for name, fields in TABLES["tracks"].items()}
 
 
-@dataclass(frozen=True)
-class SeedRow:
+@dataclass
+class SeedRow(Row):
     """Run of one seed."""
 
-    seed: int = column("seed", "d")
-    loss: float = column("validation loss", ".4f")
-    time_s: float = column("time s", ".1f")
-    compile_s: float = column("of it compiling s", ".1f")
-    process_s: float = column("process s", ".1f")
-    steps: int = column("steps", ",d")
-    tokens: float = column("tokens", ",.0f")
-    parameters: int = column("parameters", ",d")
-    curve: Sequence[tuple[float, float]] = column("curve", console=False)
-    precision: str | None = column("precision")
+    seed: Annotated[int, Column("d")]
+    loss: Annotated[float, Column(".4f", "validation loss")]
+    time_s: Seconds
+    compile_s: Annotated[float, Column(".1f", "of it compiling s")]
+    process_s: Seconds
+    steps: Number
+    tokens: Annotated[float, Column(",.0f")]
+    parameters: Number
+    curve: Annotated[Sequence[tuple[float, float]], Column(console=False)]
+    precision: Text = None
 
 
 @dataclass(frozen=True)

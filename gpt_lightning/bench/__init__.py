@@ -1,1 +1,1 @@
-"""Measurements of one's own machine; columns.yaml has the columns of their tables."""
+"""Measurements of your own machine."""

@@ -34,10 +34,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from pkgutil import resolve_name
 from statistics import median
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +53,18 @@ from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_c
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
 from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import (
+    Count,
+    Flag,
+    Hidden,
+    HiddenHundredths,
+    Hundredths,
+    Row,
+    Tenths,
+    Text,
+    Thousandths,
+    Values,
+)
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -70,7 +83,42 @@ QUANTITIES = {
 }
 
 
-def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
+@dataclass
+class AttentionRow(Row):
+    """Times and memory of one kernel."""
+
+    device: Text
+    dtype: Text
+    model: Text
+    kernel: Text
+    causal: Flag
+    batch: Count
+    d: Count
+    context: Count
+    warmup: Count
+    heads: Count
+    forward_ms: Thousandths
+    forward_mean_ms: HiddenHundredths
+    forward_std_ms: HiddenHundredths
+    backward_ms: Thousandths
+    backward_mean_ms: HiddenHundredths
+    backward_std_ms: HiddenHundredths
+    total_ms: Thousandths
+    total_mean_ms: HiddenHundredths
+    total_std_ms: Thousandths
+    forward_tflops_per_sec: Hundredths
+    backward_tflops_per_sec: Hundredths
+    held_mib: Tenths
+    peak_mib: Tenths
+    memory_by: Text
+    first_step_s: Hundredths
+    graphs: Count
+    replaced: Count
+    status: Text
+    note: Hidden
+
+
+def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
     """Draw time and memory over sequence length, in a column for each device, dtype and width."""
     from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
@@ -80,9 +128,9 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     return ["attention.png"]
 
 
-def place(row: Row) -> tuple[str, str, str]:
+def place(row: AttentionRow) -> tuple[str, str, str]:
     """Return the column of panels, the label and the style of a row."""
-    label = row.kernel + " with RoPE" * (row.model == "course")
+    label = f"{row.kernel}{' with RoPE' * (row.model == 'course')}"
     return f"{row.device} {row.dtype}, d = {row.d}", label, "-" if row.causal else "--"
 
 
@@ -100,6 +148,7 @@ def known_or_own(text: str) -> str:
 
 BENCH = Bench(
     measure="gpt_lightning.bench.attention:measure_attention",
+    tables={"rows": AttentionRow},
     options=(
         options.DEVICE,
         options.dtypes("fp32"),
@@ -125,7 +174,7 @@ BENCH = Bench(
 )
 
 
-def measure_attention(row: Row) -> Values:
+def measure_attention(row: SimpleNamespace) -> Values:
     """Time forward and backward of one kernel and measure the memory held in between.
 
     Raises:

@@ -19,23 +19,69 @@ computes in float32 inside, which removes the second reason alone.
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from gpt_lightning.files import Fields, yaml_beside
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.precision import DTYPES
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Tables
+from gpt_lightning.tables.rows import Column, Hidden, Row, Tables, Text, Values
 from gpt_lightning.tables.sweep import Bench
 
 MODELS = ("toy", "gpt")
 # device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
 CUDA_RULES = "cuda-rules"
 KINDS = yaml_beside(__file__)
+Error = Annotated[float | None, Column(".2g")]
+
+
+@dataclass
+class DtypeRow(Row):
+    """Dtypes of a step under autocast, by kind of tensor."""
+
+    device: Text
+    autocast: Text
+    model: Text
+    parameters: Text
+    embedding: Text
+    linear: Text
+    activation: Text
+    layer_norm: Text
+    residual: Text
+    logits: Text
+    loss: Text
+    gradients: Text
+    status: Text
+    note: Hidden
+
+
+@dataclass
+class TensorRow(Row):
+    """Dtype of one tensor."""
+
+    device: Text
+    autocast: Text
+    model: Text
+    kind: Text
+    tensor: Text
+    dtype: Text
+
+
+@dataclass
+class NormRow(Row):
+    """Errors of a layer norm."""
+
+    dtype: Text
+    arithmetic: Text
+    normal_error: Error
+    mean_8_error: Error
+    channel_1000_error: Error
 
 
 def place(name: str) -> str:
@@ -55,8 +101,7 @@ def layer_norms(rows: Sequence[Row]) -> Tables:
                 name: (norm(tensor.to(dtype)) - kernel_norm(tensor.double())).abs().max().item()
                 for name, tensor in inputs.items()
             }
-            row = BENCH.tables["norms"]
-            found.append(row(str(dtype).removeprefix("torch."), arithmetic, **errors))
+            found.append(NormRow(str(dtype).removeprefix("torch."), arithmetic, **errors))
     return {"norms": found}
 
 
@@ -73,6 +118,7 @@ def written_norm(x: Tensor) -> Tensor:
 
 BENCH = Bench(
     measure="gpt_lightning.bench.dtypes:measure_dtypes",
+    tables={"rows": DtypeRow, "tensors": TensorRow, "norms": NormRow},
     options=(
         options.axis(
             "device",
@@ -89,18 +135,17 @@ BENCH = Bench(
 )
 
 
-def measure_dtypes(device: str, autocast: str, model: str) -> Fields:
+def measure_dtypes(row: SimpleNamespace) -> Values:
     """Run a step and record the dtype of every tensor."""
-    tensors = [
-        {"kind": kind, "tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for (kind, name), tensor in observe(model, DTYPES[autocast].operands, device).items()
-    ]
-    row: Fields = {}
-    for each in tensors:
-        found = row.setdefault(each["kind"], each["dtype"])
-        if each["dtype"] not in found.split(" + "):
-            row[each["kind"]] += f" + {each['dtype']}"
-    return row | {"status": "ok", "tensors": tensors}
+    tensors = []
+    found: dict[str, dict[str, None]] = {}  # kind of a tensor -> its dtypes in order
+    for (kind, name), tensor in observe(
+        row.model, DTYPES[row.autocast].operands, row.device
+    ).items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        tensors.append({"kind": kind, "tensor": name, "dtype": dtype})
+        found.setdefault(kind, {})[dtype] = None
+    return {kind: " + ".join(dtypes) for kind, dtypes in found.items()} | {"tensors": tensors}
 
 
 def toy() -> nn.Module:
@@ -126,7 +171,7 @@ def observe(name: str, dtype: torch.dtype, device: str) -> dict[tuple[str, str],
         ("parameters", path): tensor for path, tensor in model.named_parameters()
     }
 
-    def see(path: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def see(path: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         seen[KINDS.get(type(module).__name__, "other output"), path] = output
 
     for path, module in model.named_modules():

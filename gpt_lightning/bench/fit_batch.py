@@ -15,7 +15,9 @@ sequences of a step.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
+from types import SimpleNamespace
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -27,15 +29,42 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import (
+    Count,
+    Hidden,
+    HiddenHundredths,
+    Hundredths,
+    Row,
+    Text,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.training.steps import LESS_MEMORY, largest_divisor, options_for
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
+@dataclass
+class BatchRow(Row):
+    """Trial of a micro-batch."""
+
+    device: Text
+    precision: Text
+    batch: Count
+    context: Count
+    accumulate: Count
+    peak_memory_gib: Hundredths
+    limit_gib: HiddenHundredths
+    micro_batch_ms: Hundredths
+    tokens_per_sec: Whole
+    status: Text
+    note: Hidden
+
+
 BENCH = Bench(
     measure="gpt_lightning.bench.fit_batch:measure_batch",
+    tables={"rows": BatchRow},
     options=(
         options.optional("config", "Configuration of `fit`.", str),
         options.optional(
@@ -59,10 +88,10 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: Options contradict each other, or a trial failed for another reason than memory.
     """
-    args, (given,) = read_options(BENCH, argv[2:])
+    args, _ = read_options(BENCH, argv[2:])
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
-    config = fits.parse_fit([f"--config={args.config}", *given["fit_options"]])
+    config = fits.parse_fit([f"--config={args.config}", *args.fit_options])
     step = fits.step_of(config)
     trial = fits.plain_training(config, step) | {"accumulate": min(2, step.accumulate)}
     trial |= {"context": step.block_size, "steps": args.steps, "limit_gib": args.limit_gib}
@@ -123,7 +152,7 @@ def search(fits: Callable[[int], bool], most: int, first: int = 1) -> tuple[int,
 # ---- in the trial's own process ------------------------------------------------------------------
 
 
-def measure_batch(row: Row) -> Values:
+def measure_batch(row: SimpleNamespace) -> Values:
     """Train some optimizer steps of a micro-batch on random tokens."""
     device = torch.device(row.trainer["accelerator"])
     limit = limit_memory(device, row.limit_gib, SHARE)

@@ -9,11 +9,10 @@ import torch
 from gpt_lightning.bench.step import compiled_graphs
 from gpt_lightning.data.dataset import random_dataset
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.tables.rows import Values
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
@@ -57,7 +56,7 @@ def step_of(config: Any) -> StepShape:
     return StepShape(data.batch_size, T, k, ranks)
 
 
-def plain_training(config: Any, step: StepShape) -> Values:
+def plain_training(config: Any, step: StepShape) -> Fields:
     """Return the arguments of `train` that a configuration sets, as plain values.
 
     Raises:
@@ -82,7 +81,7 @@ def plain_training(config: Any, step: StepShape) -> Values:
 
 
 def train(
-    batches: Any, model: GPTModule | Values, trainer: Values, accumulate: int = 1
+    batches: Any, model: GPTModule | Fields, trainer: Fields, accumulate: int = 1
 ) -> GPTModule:
     """Train on batches, a whole number of steps, with Trainer and GPTModule alone.
 
@@ -140,7 +139,7 @@ def random_token_options(
     ]
 
 
-def timed_fit(options: list[str]) -> Values:
+def timed_fit(options: list[str]) -> Fields:
     """Run `fit` in a temporary folder; return SpeedMonitor's times, and facts of the run."""
     recorder = RunRecorder(lambda seen: None, each_step=False)
     graphs = compiled_graphs()

@@ -16,69 +16,119 @@ A row of an earlier call stays on the page until its size and model are measured
 import datetime
 import itertools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated
 
 import torch
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import fits, models
 from gpt_lightning.bench.models import GPU_SIZES, Peer
 from gpt_lightning.bench.step import Training, random_batch, rates
 from gpt_lightning.errors import is_out_of_memory
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import Fields, write_atomic
 from gpt_lightning.hardware.device import (
     device_name,
     free_memory,
+    machine_record,
     peak_memory_gib,
     reset_peak_memory,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.ledger import earlier_machine
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, make_row, read_report, write_report
-from gpt_lightning.tables.sweep import Bench, Sweep
+from gpt_lightning.tables.rows import (
+    Column,
+    Count,
+    Hidden,
+    Hundredths,
+    Row,
+    Share,
+    Text,
+    Values,
+    Whole,
+    read_report,
+    write_report,
+)
+from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.training.steps import StepShape, options_for
 
 MODELS = ("ours", "hf", "hf-compiled")
 TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch
 
 
-def publish(args: Any, sweep: Sweep) -> str:
-    """Write the rows so far to gpu_CHIP.md in the folder of --out; return its path.
+@dataclass
+class GPURow(Row):
+    """Speed of one size of one model."""
+
+    size: Text
+    model: Text
+    batch: Count
+    accumulate: Count
+    context: Count
+    parameters: Annotated[int | None, Column(",d")]
+    steps: Count
+    step_ms: Hundredths
+    tokens_per_sec: Whole
+    mfu: Share
+    target: Annotated[float | None, Column(".0%")]
+    peak_memory_gib: Hundredths
+    graphs: Count
+    matmul_precision: Hidden
+    attention: Hidden
+    options: Hidden
+    date: Hidden
+    software: Hidden
+    status: Text
+    note: Hidden
+
+
+def run(argv: list[str]) -> int:
+    """Run `bench gpu ...`; return the exit code of `Sweep.run`."""
+    args, rows = read_options(BENCH, argv[2:])
+    sweep = Sweep(BENCH, rows, argv, args)
+    try:
+        return sweep.run()
+    finally:  # Ctrl-C, too
+        print(publish(args.out, sweep))
+
+
+def publish(out: str, sweep: Sweep) -> Path:
+    """Write the rows so far to gpu_CHIP.md in a folder; return its path.
 
     The page has the rows of earlier calls too, which are in the folder rows/gpu_CHIP. A row that
     failed does not replace one that was measured.
     """
-    device = torch.device(sweep.configurations[0]["device"])
+    device = torch.device(str(sweep.configurations[0]["device"]))
     chip = re.sub(r"[^a-z0-9]+", "_", device_name(device).lower().removeprefix("nvidia "))
-    page = Path(args.out) / f"gpu_{chip.strip('_')}.md"
+    page = Path(out) / f"gpu_{chip.strip('_')}.md"
     folder = page.parent / "rows" / page.stem
-    stored = [make_row(BENCH.row, row) for row in read_report(folder).get("rows", [])]
+    stored = map(GPURow.of, read_report(folder).get("rows", []))
     rows = {(row.size, row.model): row for row in stored}
     for row in sweep.rows:
         if row.status == "ok" or (row.size, row.model) not in rows:
             rows[row.size, row.model] = row
     table = [rows[place] for place in itertools.product(GPU_SIZES, MODELS) if place in rows]
-    machine = sweep.machine | earlier_machine(folder, sweep.machine)
     title, *notes = BENCH.about
-    write_report(folder, title, machine, {"rows": table}, notes)
+    write_report(folder, title, sweep.machine, {"rows": table}, notes)
     write_atomic(page, (folder / "results.md").read_bytes())
-    return str(page)
+    return page
 
 
 BENCH = Bench(
     measure="gpt_lightning.bench.gpu:measure_size",
+    tables={"rows": GPURow},
     options=(
         replace(options.DEVICE, default="cuda", help="cuda; another device tries the command out."),
         options.sizes(GPU_SIZES),
         options.words("models", "model", MODELS),
         options.steps(10),
-        options.warmup(3, type=PositiveInt),
+        options.warmup(3, kind=PositiveInt),
         options.optional(
             "minutes",
             "Time of this call; --resume measures the rows that are left. null: no limit.",
@@ -88,11 +138,10 @@ BENCH = Bench(
     ),
     timeout_s=3600.0,
     takes_fit_options=True,
-    publish=publish,
 )
 
 
-def measure_size(row: Row) -> Values:
+def measure_size(row: SimpleNamespace) -> Values:
     """Train one size of one model, with half the micro-batch until it fits into memory."""
     device = torch.device(row.device)
     arguments = [*fits.size_options(row.size), *row.fit_options]
@@ -106,7 +155,7 @@ def measure_size(row: Row) -> Values:
     else:
         train = partial(train_theirs, row, config, dtype)
     step = fits.step_of(parsed)
-    measured: Values = {}
+    measured: Fields = {}
     while not measured:
         free_memory()  # the error of the last attempt has held its activations
         reset_peak_memory()
@@ -130,12 +179,15 @@ def measure_size(row: Row) -> Values:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "options": " ".join(row.fit_options),
         "date": datetime.date.today().isoformat(),
+        "software": machine_record([], device)["software"],
         **measured,
         **rates(shape, device, dtype, rate, step.block_size),
     }
 
 
-def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> Values:
+def train_ours(
+    row: SimpleNamespace, arguments: list[str], config: Namespace, step: StepShape
+) -> Fields:
     """Run `fit` with other micro-batches.
 
     Args:
@@ -151,7 +203,7 @@ def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> 
     return fits.timed_fit([*argv, "--trainer.logger=false", "--model.warmup_steps=0"])
 
 
-def train_theirs(row: Row, config: GPTConfig, dtype: str, step: StepShape) -> Values:
+def train_theirs(row: SimpleNamespace, config: GPTConfig, dtype: str, step: StepShape) -> Fields:
     """Train transformers' GPT-2.
 
     Args:

@@ -11,10 +11,12 @@ peak: dense peak, empty if the table has none.
 """
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from jsonargparse import Namespace
 
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
@@ -23,14 +25,49 @@ from gpt_lightning.hardware.device import device_name
 from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import (
+    Count,
+    Hidden,
+    HiddenHundredths,
+    Row,
+    Share,
+    Tenths,
+    Text,
+    Thousandths,
+    Values,
+)
 from gpt_lightning.tables.sweep import Bench
 
 TOKENS = 4 * 256  # batch x context of the sizes that are not in configs/gpu
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
 
 
-def read_shapes(args: Any) -> list[Values]:
+@dataclass
+class MatmulRow(Row):
+    """Rates of one product."""
+
+    device: Text
+    dtype: Text
+    shape: Text
+    m: Count
+    k: Count
+    n: Count
+    calls: Count
+    forward_ms: Thousandths
+    forward_std_ms: HiddenHundredths
+    backward_ms: Thousandths
+    backward_std_ms: HiddenHundredths
+    forward_tflops_per_sec: Thousandths
+    backward_tflops_per_sec: Thousandths
+    measured_peak_tflops_per_sec: Thousandths
+    published_peak_tflops_per_sec: Tenths
+    forward_of_measured: Share
+    backward_of_measured: Share
+    status: Text
+    note: Hidden
+
+
+def read_shapes(args: Namespace) -> list[Values]:
     """Return the shapes of --squares and of the weights of --sizes."""
     squares = [] if args.squares == "none" else listed(args, "squares", options.at_least(1))
     known = (*COURSE_SIZES, *GPU_SIZES)
@@ -71,6 +108,7 @@ def model_shapes(
 
 BENCH = Bench(
     measure="gpt_lightning.bench.matmul:measure_matmul",
+    tables={"rows": MatmulRow},
     options=(
         options.DEVICE,
         options.dtypes("fp32,bf16"),
@@ -85,7 +123,7 @@ BENCH = Bench(
 # ---- in the row's own process --------------------------------------------------------------------
 
 
-def measure_matmul(row: Row) -> Values:
+def measure_matmul(row: SimpleNamespace) -> Values:
     """Time one product and its gradients."""
     device = torch.device(row.device)
     m, k, n = row.m, row.k, row.n
@@ -110,14 +148,15 @@ def measure_matmul(row: Row) -> Values:
     times, _ = timing.record(lambda timer: products(timer, calls), device, row.warmup, row.steps)
     peak = measured_peak(device, row.dtype).flops / 1e12
     published = lookup(device_name(device), row.dtype)
-    found = {
+    found: Values = {
         "calls": calls,
         "measured_peak_tflops_per_sec": peak,
         "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
     }
     for phase, flops in (("forward", 2 * m * k * n), ("backward", 4 * m * k * n)):
-        found |= timing.columns(phase, [ms / calls for ms in times[phase]], "std")
-        rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
-        shares = {"tflops_per_sec": rate, "of_measured": rate / peak}
-        found |= {f"{phase}_{name}": value for name, value in shares.items()}
+        columns = timing.columns(phase, [ms / calls for ms in times[phase]], "std")
+        rate = flops / columns[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
+        found |= columns
+        found[f"{phase}_tflops_per_sec"] = rate
+        found[f"{phase}_of_measured"] = rate / peak
     return found

@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import torch
+from jsonargparse import Namespace
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
@@ -38,12 +39,64 @@ from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values
+from gpt_lightning.tables.rows import (
+    Count,
+    Flag,
+    Hidden,
+    Hundredths,
+    Row,
+    Tenths,
+    Text,
+    Thousandths,
+    Values,
+)
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training")
 FIRST, OUTSIDE = "block 0", "outside of the blocks"
+
+
+@dataclass
+class MemoryRow(Row):
+    """Memory of a step."""
+
+    device: Text
+    dtype: Text
+    model: Text
+    size: Text
+    mode: Text
+    checkpointing: Flag
+    blocks: Count
+    batch: Count
+    context: Count
+    memory_by: Text
+    start_mib: Tenths
+    forward_peak_mib: Tenths
+    held_mib: Tenths
+    backward_peak_mib: Tenths
+    optimizer_peak_mib: Tenths
+    peak_mib: Tenths
+    largest_mib: Tenths
+    residual_mib: Thousandths
+    held_residuals: Tenths
+    resident_gib: Hundredths
+    files: Hidden
+    status: Text
+    note: Hidden
+
+
+@dataclass
+class SavedRow(models.ModelRow):
+    """Tensors of one kind that autograd saves."""
+
+    where: Text
+    module: Text
+    shape: Text
+    saved_in: Text
+    tensors: Count
+    mib: Thousandths
+    residuals: Hundredths
 
 
 @dataclass(frozen=True)
@@ -57,7 +110,7 @@ class Saved:
     mib: float
 
 
-def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
+def picture(folder: Path, rows: Sequence[MemoryRow]) -> list[str]:
     """Draw the peak over context, if there is more than one."""
     from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
@@ -68,14 +121,14 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     return [path.name]
 
 
-def place(row: Row) -> tuple[str, str, str]:
+def place(row: MemoryRow) -> tuple[str, str, str]:
     """Return the column of panels, the label and the style of a row."""
     label = f"{row.device} {row.dtype} {row.mode}, batch {row.batch}"
     blocks = f", {row.blocks} blocks per checkpoint" if row.checkpointing else ""
     return f"{row.model} {row.size}", label + blocks, "-"
 
 
-def read_modes(args: Any) -> list[Values]:
+def read_modes(args: Namespace) -> list[Values]:
     """Return the modes of --modes with --checkpointing and --groups.
 
     Inference keeps no activations, so that checkpointing changes nothing: it is one row.
@@ -92,6 +145,7 @@ def read_modes(args: Any) -> list[Values]:
 
 BENCH = Bench(
     measure="gpt_lightning.bench.memory:measure_row",
+    tables={"rows": MemoryRow, "saved": SavedRow},
     options=(
         options.DEVICE,
         *models.SIZES,
@@ -108,7 +162,7 @@ BENCH = Bench(
 )
 
 
-def measure_row(row: Row) -> Values:
+def measure_row(row: SimpleNamespace) -> Values:
     """Measure one step; on CUDA, write a snapshot into the folder.
 
     Raises:

@@ -11,11 +11,12 @@ https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2
 """
 
 import importlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from jsonargparse import Namespace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +28,7 @@ from gpt_lightning.model.huggingface import settings_of, to_huggingface
 from gpt_lightning.model.loss import mean_loss
 from gpt_lightning.model.weights import HEAD
 from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
-from gpt_lightning.tables.rows import Values
+from gpt_lightning.tables.rows import Count, Row, Text, Values
 from gpt_lightning.tables.worker import SkippedError
 
 TABLE = yaml_beside(__file__, "sizes.yaml")
@@ -44,6 +45,18 @@ HEAD_WIDTH = 64  # GPT-2's
 VOCABULARY = 10_000  # the systems course's
 
 MODEL = words("model", "model", MODELS, "gpt2")
+
+
+@dataclass
+class ModelRow(Row):
+    """Row of a model; the columns of a measurement follow."""
+
+    device: Text
+    dtype: Text
+    model: Text
+    size: Text
+    batch: Count
+    context: Count
 
 
 def shape_of(size: str) -> list[int]:
@@ -78,7 +91,7 @@ def own_shape(text: str) -> str:
     return f"{at_least(1)(layers)}/{n_head}/{C}"
 
 
-def course_or_own_sizes(args: Any) -> list[Values]:
+def course_or_own_sizes(args: Namespace) -> list[Values]:
     """Return the sizes of --shapes, or of --sizes."""
     name, kind = ("sizes", one_of(COURSE_SIZES)) if args.shapes is None else ("shapes", own_shape)
     return [{"size": size} for size in listed(args, name, kind)]

@@ -41,7 +41,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,19 @@ from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, types_of
+from gpt_lightning.tables.rows import (
+    Column,
+    Count,
+    Hidden,
+    Hundredths,
+    Row,
+    Share,
+    Tenths,
+    Text,
+    Thousandths,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -68,6 +81,114 @@ TOP = 20  # kernels in the table of a row, before the row of the rest
 STEP = "ProfilerStep"  # beginning of the name that the profiler gives a step
 TABLE = yaml_beside(__file__, "kinds.yaml")
 
+
+@dataclass
+class ModeRow(models.ModelRow):
+    """Row of a model's step; the columns of a measurement follow."""
+
+    mode: Text
+
+
+@dataclass
+class ProfileRow(ModeRow):
+    """Times of a step."""
+
+    timer_ms: Hundredths
+    span_ms: Hundredths
+    kernels_ms: Hundredths
+    busy: Share
+    kernel_calls: Annotated[float | None, Column(",.0f", console=False)]
+    products_calls: Whole
+    products_outside_calls: Whole
+    products: Share
+    softmax: Share
+    elementwise: Share
+    reductions: Share
+    other: Share
+    trace: Hidden
+    status: Text
+    note: Hidden
+
+
+@dataclass
+class RangeRow(ModeRow):
+    """Times of a range."""
+
+    range: Text
+    calls: Whole
+    span_ms: Thousandths
+    kernels_ms: Thousandths
+    share: Share
+
+
+@dataclass
+class PartRow(ModeRow):
+    """Time and FLOPs of a part of the attention."""
+
+    part: Text
+    kernels_ms: Thousandths
+    time_share: Share
+    gflop: Annotated[float | None, Column(",.4f")]
+    flop_share: Share
+    gflop_per_s: Tenths
+
+
+@dataclass
+class KernelRow(Row):
+    """Time of a kernel."""
+
+    kind: Text
+    kernel: Text
+    calls: Tenths
+    ms: Thousandths
+    share: Share
+
+
+@dataclass
+class ProfileKernelRow(KernelRow, ModeRow):
+    """Time of a kernel in a model's step."""
+
+
+@dataclass
+class FitRow(Row):
+    """Row of the step of `fit`; the columns of a measurement follow."""
+
+    device: Text
+    size: Text
+
+
+@dataclass
+class BudgetRow(FitRow):
+    """Times of the step of `fit`."""
+
+    dtype: Text
+    graphs: Count
+    timer_ms: Hundredths
+    span_ms: Hundredths
+    kernels_ms: Hundredths
+    busy: Share
+    mfu: Share
+    step: Hidden
+    trace: Hidden
+    status: Text
+    note: Hidden
+
+
+@dataclass
+class BudgetPartRow(FitRow):
+    """Time of a part."""
+
+    part: Text
+    calls: Tenths
+    ms: Thousandths
+    share: Share
+
+
+@dataclass
+class BudgetKernelRow(KernelRow, FitRow):
+    """Time of a kernel in the step of `fit`."""
+
+
 OPTIONS = (
     options.steps(3),
     options.warmup(2),
@@ -75,6 +196,12 @@ OPTIONS = (
 )
 BENCH = Bench(
     measure="gpt_lightning.bench.profile:measure_profile",
+    tables={
+        "rows": ProfileRow,
+        "ranges": RangeRow,
+        "attention": PartRow,
+        "kernels": ProfileKernelRow,
+    },
     options=(
         options.DEVICE,
         *models.SIZES,
@@ -86,7 +213,7 @@ BENCH = Bench(
     ),
 )
 BUDGET = Bench(
-    tables=types_of(__file__, "budget"),
+    tables={"rows": BudgetRow, "parts": BudgetPartRow, "kernels": BudgetKernelRow},
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
         options.DEVICE,
@@ -182,7 +309,7 @@ class ProfiledBatches(timing.TimedBatches):
 
     averages: Averages
 
-    def __init__(self, row: Row, batch: Batch, name: str, k: int = 1):
+    def __init__(self, row: SimpleNamespace, batch: Batch, name: str, k: int = 1):
         if row.device == "mps":
             raise SkippedError("torch.profiler sees no kernels of MPS")
         super().__init__(batch, k * (row.warmup + row.steps + 1))
@@ -224,7 +351,7 @@ class ProfiledBatches(timing.TimedBatches):
 # ---- a model alone -------------------------------------------------------------------------------
 
 
-def measure_profile(row: Row) -> Values:
+def measure_profile(row: SimpleNamespace) -> Values:
     """Time steps of a model with attention written out, on random tokens, then profile as many."""
     device = prepare(row)
     shape = f"{row.model}-{row.size}-{row.batch}x{row.context}"
@@ -252,7 +379,7 @@ def measure_profile(row: Row) -> Values:
     }
 
 
-def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
+def make_step(model: nn.Module, batch: Batch, row: SimpleNamespace) -> Callable[[], object]:
     """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
     updates = row.mode == "full-step"
@@ -299,7 +426,7 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Ten
 # ---- the step of `fit` ---------------------------------------------------------------------------
 
 
-def measure_fit(row: Row) -> Values:
+def measure_fit(row: SimpleNamespace) -> Values:
     """Time steps of `fit`, then profile as many."""
     # names of the loops that torch.compile writes for a CPU; read when the compiler is imported
     os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
@@ -357,7 +484,7 @@ def ranges_table(averages: Averages) -> list[Values]:
     return rows
 
 
-def attention_flops(row: Row) -> dict[str, int]:
+def attention_flops(row: SimpleNamespace) -> dict[str, int]:
     """Return the FLOPs of the attention of all layers in one forward pass, by part.
 
     projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores and values: the full
@@ -376,7 +503,7 @@ def attention_flops(row: Row) -> dict[str, int]:
     }
 
 
-def attention_table(averages: Averages, row: Row) -> list[Values]:
+def attention_table(averages: Averages, row: SimpleNamespace) -> list[Values]:
     """Return a row for each part of the attention: its share of time and of FLOPs."""
     flops, ranges = attention_flops(row), averages.ranges
     whole = ranges["attn"].ms

@@ -23,43 +23,119 @@ backward is the difference of two means, and total the sum of forward and backwa
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Annotated
 
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Tables, Values
+from gpt_lightning.tables.rows import (
+    Column,
+    Count,
+    Flag,
+    Hidden,
+    HiddenHundredths,
+    Hundredths,
+    Row,
+    Share,
+    Tables,
+    Text,
+    Values,
+    Whole,
+)
 from gpt_lightning.tables.sweep import Bench
 
 CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup")
 
 
-def over_fp32(row: Row, before: Sequence[Row]) -> Row:
+@dataclass
+class SizeRow(Row):
+    """Times of a training step."""
+
+    device: Text
+    dtype: Text
+    compile: Flag
+    size: Text
+    batch: Count
+    context: Count
+    model: Text
+    optimizer: Annotated[bool | None, Column(console=False)]
+    warmup: Count
+    first_forward_ms: Hundredths
+    forward_ms: Hundredths
+    forward_mean_ms: Hundredths
+    forward_std_ms: Hundredths
+    backward_ms: Hundredths
+    backward_mean_ms: HiddenHundredths
+    backward_std_ms: HiddenHundredths
+    forward_backward_ms: Hundredths
+    forward_backward_mean_ms: Hundredths
+    forward_backward_std_ms: Hundredths
+    optimizer_ms: Hundredths
+    total_ms: Hundredths
+    total_mean_ms: HiddenHundredths
+    total_std_ms: HiddenHundredths
+    first_step_ms: Hundredths
+    graphs: Annotated[int | None, Column("d", console=False)]
+    tokens_per_sec: Whole
+    mfu: Share
+    over_fp32: Hundredths
+    peak_memory_gib: Hundredths
+    status: Text
+    note: Hidden
+
+
+@dataclass
+class PublishedRow(Row):
+    """Published times of a training step."""
+
+    published_for: Text
+    device: Text
+    dtype_as_called: Text
+    compile_as_called: Text
+    size: Text
+    batch: Count
+    context: Count
+    warmup: Count
+    forward_ms: Hundredths
+    forward_std_ms: Hundredths
+    backward_ms: Hundredths
+    backward_std_ms: Hundredths
+    total_ms: Hundredths
+    total_std_ms: Hundredths
+    tokens_per_sec: Whole
+    defects: Text
+
+
+def over_fp32(row: SizeRow, before: Sequence[SizeRow]) -> SizeRow:
     """Return the row with its speed-up over the fp32 row of its configuration, if there is one."""
     mine = {name: getattr(row, name) for name in CONFIGURED} | {"dtype": "fp32"}
     for other in (*before, row):
-        if row.total_ms and other.total_ms and mine.items() <= asdict(other).items():
+        if row.total_ms and other.total_ms and mine.items() <= vars(other).items():
             return replace(row, over_fp32=other.total_ms / row.total_ms)
     return row
 
 
-def published_tables(rows: Sequence[Row]) -> Tables:
+def published_tables(rows: Sequence[SizeRow]) -> Tables:
     """Return the published rows with the sizes, batches and contexts of ours, if any."""
     ours = {(row.size, row.batch, row.context) for row in rows}
     found = []
     for line in reference_rows("end_to_end.csv"):
-        values: Values = {name: int(line[name]) for name in ("batch", "context", "warmup")}
-        values |= {name: float(text) for name, text in line.items() if name.endswith("_ms")}
-        if (line["size"], values["batch"], values["context"]) in ours:
-            rate = values["batch"] * values["context"] / values["total_ms"] * 1e3
-            found.append(BENCH.tables["published"](**line | values, tokens_per_sec=rate))
+        batch, context = int(line["batch"]), int(line["context"])
+        if (line["size"], batch, context) in ours:
+            values: Values = {"batch": batch, "context": context, "warmup": int(line["warmup"])}
+            times = {name: float(text) for name, text in line.items() if name.endswith("_ms")}
+            values["tokens_per_sec"] = batch * context / times["total_ms"] * 1e3
+            found.append(PublishedRow.of(line | values | times))
     return {"published": found}
 
 
 BENCH = Bench(
     measure="gpt_lightning.bench.sizes:measure_size",
+    tables={"rows": SizeRow, "published": PublishedRow},
     options=(
         options.DEVICE,
         *models.SIZES,
@@ -76,7 +152,7 @@ BENCH = Bench(
 )
 
 
-def measure_size(row: Row) -> Values:
+def measure_size(row: SimpleNamespace) -> Values:
     """Time training steps of one configuration."""
     device = prepare(row)
     model = models.make_model(row.model, row.size, row.context).to(device)

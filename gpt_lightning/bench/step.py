@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def set_products(dtype: str, device: torch.device, keep: bool = True) -> torch.d
     return DTYPES[dtype].operands
 
 
-def prepare(row: Any) -> torch.device:
+def prepare(row: SimpleNamespace) -> torch.device:
     """Set precision and seed of the process of a row for training; return the row's device.
 
     Raises:

@@ -5,9 +5,10 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from jsonargparse.typing import PositiveInt
@@ -15,10 +16,21 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.errors import UserError, is_out_of_memory, optional, reason_of
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import nearest
-from gpt_lightning.tables.rows import Console, row_type
+from gpt_lightning.tables.rows import Column, Console, Row
 
-ScoreRow = row_type("task:/16 metric:/16 value:.4f stderr:.4f")
 SPLITS = ("training_split", "fewshot_split", "validation_split", "test_split")
+Name = Annotated[str, Column(width=16)]
+Score = Annotated[float | None, Column(".4f")]
+
+
+@dataclass
+class ScoreRow(Row):
+    """Number of a task, and its standard error."""
+
+    task: Name
+    metric: Name
+    value: Score
+    stderr: Score
 
 
 def evaluate(
@@ -99,7 +111,7 @@ def evaluate(
         print(console.line(row))
 
 
-def score_rows(results: Fields) -> Iterator[Any]:
+def score_rows(results: Fields) -> Iterator[ScoreRow]:
     """Yield a row for each number of each task; its standard error is None if it has none."""
     for task, numbers in results.items():
         for key, value in numbers.items():

@@ -4,7 +4,9 @@ The published curve is interpolated linearly in the logarithm of tokens, and now
 Equal tokens are equal data only if text, tokenizer and context are equal; tokenizers are compared.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from gpt_lightning.errors import UserError, warn
 from gpt_lightning.files import Fields, numbered_folder
@@ -15,7 +17,7 @@ from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_curves
 from gpt_lightning.tables.pictures import plot_runs
-from gpt_lightning.tables.rows import Console, Row, row_type, write_report
+from gpt_lightning.tables.rows import Column, Console, Row, write_report
 
 PICTURE = "curves.png"
 CHARACTERS = 65  # tiny Shakespeare's, the text of all curves with the tokenizer char
@@ -25,8 +27,17 @@ SPLITS = {
     "train": ("train_eval", "training loss, evaluated"),
     "batch": ("train", "loss of steps"),
 }
-# one loss of the run, and the published curve at as many tokens
-AgainstRow = row_type("split tokens:,.0f/13 ours:.4f theirs:.4f difference:+.4f")
+
+
+@dataclass
+class AgainstRow(Row):
+    """Loss of the run, and the published curve at as many tokens."""
+
+    split: Annotated[str, Column()]
+    tokens: Annotated[float, Column(",.0f", width=13)]
+    ours: Annotated[float, Column(".4f")]
+    theirs: Annotated[float, Column(".4f")]
+    difference: Annotated[float, Column("+.4f")]
 
 
 def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
@@ -53,7 +64,7 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
     print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
 
 
-def compared(path: Path, curves: Fields, name: str) -> tuple[list[Row], str]:
+def compared(path: Path, curves: Fields, name: str) -> tuple[list[AgainstRow], str]:
     """Return the losses of a run beside a published curve, and the last difference in words.
 
     Args:

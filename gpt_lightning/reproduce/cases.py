@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,16 @@ from gpt_lightning.files import Fields, yaml_beside
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 Bounds = Sequence[Sequence[float]]  # pairs of a step and a difference
+
+
+class Verdict(StrEnum):
+    """Result of a comparison, or the reason why there is none."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    FAILED = "FAIL"
+    ERROR = "error"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)

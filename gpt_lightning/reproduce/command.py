@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeInt
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder, yaml_beside
 from gpt_lightning.parsing import OneLineParser, pick, split_fit_options
-from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung
+from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung, Verdict
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
@@ -76,7 +76,6 @@ def run_case(case: Case, args: Any, changes: list[str], argv: list[str]) -> int:
     """
     from gpt_lightning.hardware.precision import check_accelerator
     from gpt_lightning.reproduce.runner import CaseRun, find_folder
-    from gpt_lightning.tables.rows import Verdict
 
     if args.accelerator is not None:
         check_accelerator(args.accelerator, "--accelerator")

@@ -6,7 +6,9 @@ count as equal within a half of theirs, because the reports do not have the prog
 """
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -20,14 +22,24 @@ from gpt_lightning.hardware.device import (
 )
 from gpt_lightning.model.gpt import SIZES
 from gpt_lightning.model.weights import SHAPE_KEYS
-from gpt_lightning.reproduce.cases import REPORTS
+from gpt_lightning.reproduce.cases import REPORTS, Verdict
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import Console, Verdict, read_report, row_type, write_report
+from gpt_lightning.tables.rows import Column, Console, Row, Text, read_report, write_report
 from gpt_lightning.training.fit import run_cli
 
 Figure = dict[str, str]  # row of reference/figures.csv
 Outcome = tuple[str, str, str]  # ours, verdict, note
-FigureRow = row_type("figure:/46 theirs ours verdict note")
+
+
+@dataclass
+class FigureRow(Row):
+    """Published figure, and ours."""
+
+    figure: Annotated[str, Column(width=46)]
+    theirs: Text
+    ours: Text
+    verdict: Text
+    note: Text
 
 
 def run_report(name: str, root: Path, argv: list[str]) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from gpt_lightning.hardware.device import (
     peak_memory_gib,
     reset_peak_memory,
 )
-from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
+from gpt_lightning.reproduce.cases import Case, Rung, Verdict, fit_arguments
 from gpt_lightning.reproduce.published import (
     Losses,
     Published,
@@ -23,19 +24,72 @@ from gpt_lightning.reproduce.published import (
     read_published,
     rung_before,
 )
-from gpt_lightning.reproduce.settings import compare_settings, read_settings
+from gpt_lightning.reproduce.settings import SettingRow, compare_settings, read_settings
 from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, Verdict, types_of, write_report
+from gpt_lightning.tables.rows import (
+    Column,
+    Console,
+    Count,
+    Hundredths,
+    Row,
+    Share,
+    Tables,
+    Tenths,
+    Text,
+    Whole,
+    write_report,
+)
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.arithmetic import ArithmeticCheck
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-LossRow, RungRow = types_of(__file__, "runner").values()
+RungName = Annotated[str, Column(width=17)]
+RungLoss = Annotated[float | None, Column(".6f", width=9)]
+
+
+@dataclass
+class LossRow(Row):
+    """Published loss and ours; without a verdict if ours is of fewer batches than theirs."""
+
+    rung: RungName
+    step: Annotated[int, Column("d")]
+    split: Text
+    theirs: RungLoss
+    ours: Annotated[float, Column(".6f", width=9)]
+    difference: Annotated[float | None, Column("+.6f")] = None
+    tolerance: Annotated[float | None, Column("g")] = None
+    verdict: Text = None
+    step_ms: Tenths = None
+    tokens_per_sec: Whole = None
+    batches: Count = None
+
+
+@dataclass
+class RungRow(Row):
+    """Outcome of a rung."""
+
+    rung: RungName
+    verdict: Text
+    device: Text = None
+    losses: Count = None
+    drifted: Count = None
+    worst_difference: Annotated[float | None, Column(".2g")] = None
+    step_ms: Tenths = None
+    tokens_per_sec: Whole = None
+    mfu: Share = None
+    peak_memory_gib: Hundredths = None
+    attention: Text = None
+    speedup: Hundredths = None
+    published_step_ms: Tenths = None
+    published_tokens_per_sec: Whole = None
+    published_mfu: Share = None
+    published_speedup: Hundredths = None
+    note: Text = None
 
 
 @dataclass(eq=False)
@@ -58,9 +112,9 @@ class CaseRun:
 
     def __post_init__(self) -> None:
         self.each_step = self.case.kind == "steps"
-        self.losses: list[Row] = []
-        self.rungs: list[Row] = []
-        self.settings: list[Row] = []
+        self.losses: list[LossRow] = []
+        self.rungs: list[RungRow] = []
+        self.settings: list[SettingRow] = []
         self.machine = machine_record(self.argv)
         machine = [f"{name:<9} {fact}" for name, fact in self.machine.items()]
         self._head = [self.case.title, *machine]  # printed when a rung's settings are checked
@@ -77,9 +131,10 @@ class CaseRun:
         """
         published = read_published(self.case, rung)
         checkpoint, step, seen = earlier(self.folder, rung) if self.resume else (None, 0, [])
-        console = Console(LossRow, () if self.each_step else ("step_ms", "tokens_per_sec"))
+        hidden = () if self.each_step else ("step_ms", "tokens_per_sec")
+        console = Console(LossRow, without=hidden)
         intro = "; ".join(filter(None, (f"{rung.name}: {' + '.join(rung.configs)}", rung.note)))
-        rows: list[Row] = []
+        rows: list[LossRow] = []
 
         def begin(module: GPTModule) -> None:
             ours = read_settings(module)
@@ -94,7 +149,7 @@ class CaseRun:
             theirs = published.losses.get((seen.step, seen.split))
             add(loss_row(self.case, rung, theirs, seen))
 
-        def add(row: Row) -> None:
+        def add(row: LossRow) -> None:
             rows.append(row)
             self.losses.append(row)
             key = {name: getattr(row, name) for name in ("rung", "step", "split")}
@@ -140,8 +195,8 @@ class CaseRun:
                 tqdm.write(f"{row.verdict}: {row.setting} is {row.ours}, theirs is {row.theirs}")
 
     def _rung_row(
-        self, rung: Rung, published: Published, rows: list[Row], timings: RunTimings, step: int
-    ) -> Row:
+        self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings, step: int
+    ) -> RungRow:
         compared = [row for row in rows if row.verdict]
         missing = missing_losses(published.losses, rows, timings.max_steps)
         failed = [row for row in self.settings if row.verdict == Verdict.FAILED]
@@ -166,7 +221,7 @@ class CaseRun:
             timings.device.type,
             len(compared),
             sum(row.verdict == Verdict.DRIFT for row in compared),
-            max((abs(row.difference) for row in compared), default=None),
+            max((abs(row.difference or 0.0) for row in compared), default=None),
             note="; ".join(filter(None, notes)),
             **self._speeds(rung, published, timings if timed else None),
         )
@@ -187,7 +242,7 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        tables = {"rungs": self.rungs, "losses": self.losses, "settings": self.settings}
+        tables: Tables = {"rungs": self.rungs, "losses": self.losses, "settings": self.settings}
         notes, pictures = [f"Theirs: {self.case.source}."], [PICTURE] if self.losses else []
         write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)
         if self.losses:
@@ -212,7 +267,7 @@ def ratio(a: float | None, b: float | None) -> float | None:
 # ---- comparison of a loss ------------------------------------------------------------------------
 
 
-def loss_row(case: Case, rung: Rung, theirs: float | None, seen: Observation) -> Row:
+def loss_row(case: Case, rung: Rung, theirs: float | None, seen: Observation) -> LossRow:
     """Return the row of one of our losses; without a published one it has no verdict."""
     row = LossRow(rung.name, seen.step, seen.split, theirs, seen.loss, batches=seen.batches)
     if seen.seconds and seen.tokens and is_timed(rung, seen.device):
@@ -220,20 +275,21 @@ def loss_row(case: Case, rung: Rung, theirs: float | None, seen: Observation) ->
         row = replace(row, step_ms=seen.seconds * 1e3, tokens_per_sec=rate)
     if theirs is None:
         return row
-    row = replace(row, difference=seen.loss - theirs)
+    difference = seen.loss - theirs
+    row = replace(row, difference=difference)
     if seen.split != "batch" and seen.batches != case.eval_batches:
         return row
     tolerance, verdict = rung.tolerance_at(seen.step, seen.split), Verdict.FAILED  # nan fails too
-    if abs(row.difference) <= tolerance:
+    if abs(difference) <= tolerance:
         verdict = Verdict.OK
-    elif abs(row.difference) <= rung.drift_at(seen.step):
+    elif abs(difference) <= rung.drift_at(seen.step):
         verdict = Verdict.DRIFT
     if rung.below and seen.step == rung.below[0] and not seen.loss < rung.below[1]:
         verdict = Verdict.FAILED
     return replace(row, tolerance=tolerance, verdict=verdict)
 
 
-def best_row(case: Case, rung: Rung, losses: Losses, rows: list[Row]) -> Row:
+def best_row(case: Case, rung: Rung, losses: Losses, rows: list[LossRow]) -> LossRow:
     """Compare our lowest validation loss with the lowest published one up to our last step."""
     ours = [row for row in rows if row.split == "val"]
     best, last = min(ours, key=lambda row: row.ours), max(row.step for row in ours)
@@ -242,7 +298,7 @@ def best_row(case: Case, rung: Rung, losses: Losses, rows: list[Row]) -> Row:
     return loss_row(case, rung, min(theirs, default=None), seen)
 
 
-def missing_losses(losses: Losses, rows: list[Row], max_steps: int) -> int:
+def missing_losses(losses: Losses, rows: list[LossRow], max_steps: int) -> int:
     """Count the published losses within `max_steps` that have no counterpart among ours."""
     # an evaluation follows the last step, a loss of a step precedes it
     expected = {(step, split) for step, split in losses if step + (split == "batch") <= max_steps}

@@ -11,7 +11,8 @@ What no object tells, training/callbacks/arithmetic.py computes.
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 import torch
 from torch import nn
@@ -20,19 +21,28 @@ from torch.nn.utils import parameters_to_vector
 from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
-from gpt_lightning.reproduce.cases import Rung
-from gpt_lightning.tables.rows import Row, Verdict, row_type
+from gpt_lightning.reproduce.cases import Rung, Verdict
+from gpt_lightning.tables.rows import Column, Row, Text
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, CHECKED
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
-# setting of the published run, and the one that was read from ours
-SettingRow = row_type("rung setting theirs ours verdict")
 TABLE = yaml_beside(__file__)
 
 
-def compare_settings(rung: Rung, ours: Fields) -> list[Row]:
+@dataclass
+class SettingRow(Row):
+    """Setting of the published run, and the one that was read from ours."""
+
+    rung: Text
+    setting: Annotated[str, Column()]
+    theirs: Text
+    ours: Text
+    verdict: Text
+
+
+def compare_settings(rung: Rung, ours: Fields) -> list[SettingRow]:
     """Return a row for each setting of the published run that was read from ours."""
     rows = []
     theirs = rung.theirs | dict.fromkeys(CHECKED, AS_PUBLISHED)

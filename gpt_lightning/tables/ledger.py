@@ -7,14 +7,14 @@ that was killed leaves at most its last line torn; the row of a torn line is mea
 import datetime
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import numbered_folder
-from gpt_lightning.tables.rows import Values, read_report
+from gpt_lightning.files import Fields, numbered_folder
+from gpt_lightning.tables.rows import Values
 
 ROWS = "rows.jsonl"
-EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 
 
 def identity(key: Values) -> str:
@@ -26,35 +26,31 @@ class Ledger:
     """Rows of one folder of results, by their keys.
 
     Args:
-        folder: Folder of the results; it is made with the first row.
+        folder: Folder of the results.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / ROWS
+        self.folder = folder
+        self.path = folder / ROWS
 
     def append(self, key: Values, row: Values) -> None:
-        """Write a row, on a new line if the last line is torn."""
-        line = json.dumps({"configuration": key, "measured": row}) + "\n"
-        with self.path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, 2)
-                line = line if file.read() == b"\n" else "\n" + line
-            file.write(line.encode())
+        """Write a row."""
+        line = json.dumps({"configuration": key, "measured": row})
+        with self.path.open("a") as file:
+            file.write(f"\n{line}")  # the row before may be torn, without an end of its line
 
-    def read(self) -> list[tuple[Values, Values]]:
+    def read(self) -> list[tuple[Fields, Fields]]:
         """Return key and row of each line in the order of writing, without torn lines."""
         if not self.path.exists():
             return []
         rows = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
+        for line in self.path.read_text(errors="replace").splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # the writer was killed in mid-line
                 row = json.loads(line)
                 rows.append((row["configuration"], row["measured"]))
-            except (ValueError, TypeError, KeyError):  # the writer was killed in mid-line
-                continue
         return rows
 
-    def by_key(self) -> dict[str, Values]:
+    def by_key(self) -> dict[str, Fields]:
         """Return the last row of each key, by `identity`."""
         return {identity(key): row for key, row in self.read()}
 
@@ -74,13 +70,3 @@ def open_ledger(root: Path, keys: Iterable[Values], resume: bool) -> Ledger:
         if wanted & ledger.by_key().keys():
             return ledger
     raise UserError(f"--resume: no sweep of these rows in {root}; start one without --resume")
-
-
-def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
-    """Return facts of the machine of an interrupted sweep's rows, where they differ."""
-    before = read_report(folder).get("machine", {})
-    facts = (name for name in ("device", "CPU", "memory", "software") if name in before)
-    other = [f"{name} {before[name]}" for name in facts if before[name] != machine.get(name)]
-    rows = f"rows of {before.get('date')}: {', '.join(other)}" if other else ""
-    known = "; ".join(filter(None, (before.get(EARLIER), rows)))
-    return {EARLIER: known} if known else {}

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 from gpt_lightning.errors import UserError
@@ -18,8 +19,8 @@ from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.parsing import nearest
 from gpt_lightning.tables.rows import Values
 
-Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
-Convert = Callable[[str], Any]  # text -> value; raises ValueError for a text that is none
+T = TypeVar("T")
+Convert = Callable[[str], T]  # text -> value; raises ValueError for a text that is none
 
 PositiveFinite = restricted_number_type("PositiveFinite", float, [(">", 0), ("<", math.inf)])
 
@@ -40,17 +41,17 @@ class Option:
     """
 
     name: str
-    default: Any
+    default: object
     help: str
-    read: Read = lambda args: [{}]
-    type: Any = None
+    read: Callable[[Namespace], list[Values]] = lambda args: [{}]
+    type: object = None
     alias: str = ""
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 
-def listed(args: Any, name: str, kind: Convert) -> list[Any]:
+def listed(args: Namespace, name: str, kind: Convert[T]) -> list[T]:
     """Return the comma-separated values of an option, each value once.
 
     Args:
@@ -61,7 +62,7 @@ def listed(args: Any, name: str, kind: Convert) -> list[Any]:
     Raises:
         UserError: The converter raised ValueError.
     """
-    text = getattr(args, name)
+    text = args[name]
     try:
         return list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
     except UserError:
@@ -70,7 +71,7 @@ def listed(args: Any, name: str, kind: Convert) -> list[Any]:
         raise UserError(f"--{name.replace('_', '-')} is {text!r}: {error}") from error
 
 
-def one_of(choices: Iterable[str]) -> Callable[[str], str]:
+def one_of(choices: Iterable[str]) -> Convert[str]:
     """Return a converter that accepts a few words."""
     known = list(choices)
 
@@ -87,12 +88,12 @@ def switch(text: str) -> bool:
     return one_of(("true", "false"))(text) == "true"
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Convert[int]:
     """Return a converter to whole numbers that are not below a bound."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise ValueError(f"{text!r} is no whole number from {least} on")
+            raise ValueError(f"{text!r} is not a whole number from {least} on")
         return int(text)
 
     return number
@@ -111,7 +112,9 @@ def device(text: str) -> str:
 # ---- options that benchmarks share ---------------------------------------------------------------
 
 
-def axis(name: str, field: str, default: str, kind: Convert, about: str, alias: str = "") -> Option:
+def axis(
+    name: str, field: str, default: str, kind: Convert[object], about: str, alias: str = ""
+) -> Option:
     """Declare an option with comma-separated values.
 
     Args:
@@ -143,12 +146,12 @@ def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> 
     return axis(name, field, default, at_least(least), f"{about}, separated by commas.")
 
 
-def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
+def shared(name: str, default: object, about: str, kind: object = PositiveInt) -> Option:
     """Declare an option whose one value all configurations share, by default a whole number."""
-    return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
+    return Option(name, default, about, lambda args: [{name: args[name]}], kind)
 
 
-def optional(name: str, about: str, kind: Any = PositiveInt) -> Option:
+def optional(name: str, about: str, kind: type = PositiveInt) -> Option:
     """Declare an option that is null by default and that fills no field."""
     return Option(name, None, about, type=kind | None)
 
@@ -166,7 +169,7 @@ def switches(name: str, default: str, about: str) -> Option:
 sizes = partial(words, "sizes", "size")
 batches = partial(numbers, "batches", "batch", about="Sequences per batch")
 contexts = partial(numbers, "contexts", "context", about="Tokens per sequence")
-warmup = partial(shared, "warmup", about="Steps before the measured ones.", type=NonNegativeInt)
+warmup = partial(shared, "warmup", about="Steps before the measured ones.", kind=NonNegativeInt)
 steps = partial(shared, "steps", about="Measured steps per row.")
 DEVICE = axis(
     "device", "device", "auto", device, "Any of cpu, mps, cuda and auto, separated by commas."

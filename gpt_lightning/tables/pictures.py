@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gpt_lightning.files import write_atomic, yaml_beside
-from gpt_lightning.tables.rows import Row, Values, short_names
+from gpt_lightning.files import Fields, write_atomic, yaml_beside
+from gpt_lightning.tables.rows import short_names
 
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
@@ -68,7 +68,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
 
 
 @styled
-def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") -> None:
+def plot_runs(paths: Sequence[Path], runs: dict[str, Fields], mark: str = "") -> None:
     """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
     Several runs have bits per byte, too, by which those of other tokens compare.
@@ -135,10 +135,10 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, Values], mark: str = "") ->
 def plot_rows(
     path: Path,
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[Any],
     x: tuple[str, str],
     quantities: dict[str, str],
-    place: Callable[[Row], tuple[str, str, str]],
+    place: Callable[[Any], tuple[str, str, str]],
 ) -> None:
     """Draw fields of the rows of a sweep over another field, in one color for each label.
 
@@ -153,7 +153,7 @@ def plot_rows(
         place: Function from a row to the title of its column of panels, and the label and the style
             of its line.
     """
-    lines: dict[tuple[str, str, str], list[Row]] = {}
+    lines: dict[tuple[str, str, str], list[Any]] = {}
     for row in rows:
         lines.setdefault(place(row), []).append(row)
     columns = list(dict.fromkeys(column for column, _, _ in lines))

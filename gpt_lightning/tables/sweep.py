@@ -5,31 +5,30 @@ again after each: Ctrl-C, a crash or a full disk costs one row. --resume continu
 sweep.
 """
 
-import importlib
 import itertools
 import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 
 from gpt_lightning.errors import EXIT_AGAIN, UserError, one_line, termination_as_exit
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
-from gpt_lightning.tables.ledger import earlier_machine, identity, open_ledger
+from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
-from gpt_lightning.tables.rows import Console, Row, Tables, Values, make_row, types_of, write_report
+from gpt_lightning.tables.rows import Console, Row, Tables, Values, write_report
 from gpt_lightning.tables.worker import isolated
 
 ROOT = Path("lightning_logs") / "bench"
-FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 KEPT = ("ok", "out of memory")  # statuses of rows that a resumed sweep does not measure again
-Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
+FINE = (*KEPT, "skipped")  # statuses that are no failure
 
 
 @dataclass
@@ -39,61 +38,49 @@ class Bench:
     Attributes:
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
             its own. Its module names the bench, and the docstring describes it.
+        tables: Tables of the report, name -> class of its rows: `rows`, and others, whose rows a
+            measurement returns as a list of mappings under the table's name; fields of the
+            configuration are added.
         options: Options in the order in which rows vary, slowest first.
-        tables: Tables of the report, name -> class of its rows, made by `row_type`: `rows`, and
-            others, whose rows a measurement returns as a list of mappings under the table's name;
-            fields of the configuration are added. By default those in columns.yaml.
         timeout_s: Default time limit of a row.
         takes_fit_options: Accept options of `fit` and put them into configurations as
             `fit_options`.
-        picture: Function that draws the rows.
-        beside: Function from the rows so far to tables that were not measured here, name -> rows.
-        publish: Function from the parsed arguments and the sweep so far to last words, which is
-            called after every row.
+        picture: Function that draws the rows into a folder and returns the names of its files.
         relate: Function from a new row and the rows before it to the row with columns that depend
             on them, such as a speed-up.
+        beside: Function from the rows so far to tables that were not measured here, name -> rows.
     """
 
     measure: str
+    tables: dict[str, type[Row]]
     options: tuple[Option, ...] = ()
-    tables: dict[str, type[Row]] = field(default_factory=dict)
     timeout_s: float = 600.0
     takes_fit_options: bool = False
-    picture: Picture = lambda folder, rows: []
-    beside: Callable[[Sequence[Row]], Tables] = lambda rows: {}
-    publish: Callable[[Any, "Sweep"], str] = lambda args, sweep: ""
-    relate: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
-
-    def __post_init__(self) -> None:
-        self.tables = self.tables or types_of(str(self._module.__file__), self.name)
-
-    @property
-    def row(self) -> type[Row]:
-        """Class of the rows."""
-        return self.tables["rows"]
+    picture: Callable[[Path, Sequence[Any]], list[str]] = lambda folder, rows: []
+    relate: Callable[[Any, Sequence[Any]], Row] = lambda row, before: row
+    beside: Callable[[Sequence[Any]], Tables] = lambda rows: {}
 
     @property
     def name(self) -> str:
         """Name on the command line: that of the file."""
-        return self._module.__name__.rpartition(".")[2].replace("_", "-")
+        return self._module.rpartition(".")[2].replace("_", "-")
 
     @property
     def command(self) -> list[str]:
         """Words of the command before its options."""
-        module = self.measure.partition(":")[0]
-        if module.startswith("gpt_lightning."):
+        if self._module.startswith("gpt_lightning."):
             return ["gpt-lightning", "bench", self.name]
-        return ["python", "-m", module]
+        return ["python", "-m", self._module]
 
     @property
     def about(self) -> list[str]:
         """Heading of the report, then conventions, units, definitions: the file's docstring."""
-        heading, *notes = map(one_line, str(self._module.__doc__).split("\n\n"))
+        heading, *notes = map(one_line, resolve_name(self._module).__doc__.split("\n\n"))
         return [heading.removesuffix("."), *notes]
 
     @property
-    def _module(self) -> ModuleType:
-        return importlib.import_module(self.measure.partition(":")[0])
+    def _module(self) -> str:
+        return self.measure.partition(":")[0]
 
 
 def run_bench(bench: Bench, argv: list[str]) -> int:
@@ -104,8 +91,7 @@ def run_bench(bench: Bench, argv: list[str]) -> int:
         argv: `bench NAME` or `-m MODULE`, then the options.
 
     Returns:
-        0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise;
-        75: --minutes ended before every row was measured.
+        Exit code of `Sweep.run`.
 
     Raises:
         UserError: An option or its value is wrong.
@@ -114,7 +100,7 @@ def run_bench(bench: Bench, argv: list[str]) -> int:
     return Sweep(bench, rows, argv, args).run()
 
 
-def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
+def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Namespace, list[Values]]:
     """Return the parsed arguments of a bench and the configurations to measure.
 
     The configurations are every combination of the options' values, the last option's varying
@@ -123,29 +109,31 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
     Raises:
         UserError: An option is unknown, or its value cannot be.
     """
-    about, same = bench.about[0], {}
-    if bench.takes_fit_options:
-        argv, fit_options = split_fit_options([*argv])
-        about += ". Options of `fit` follow: --data.batch_size 32."
-        same = {"fit_options": fit_options}
-    parser = OneLineParser(prog=" ".join(bench.command), description=about)
-    every = (
+    about = bench.about[0]
+    options = [
+        *bench.options,
         Option("resume", False, "Continue the newest sweep of the same rows.", type=bool),
         shared("timeout_s", bench.timeout_s, "Time limit of each row, in seconds.", PositiveFinite),
-    )
-    for option in (*bench.options, *every):
-        kind = {"type": option.type, "default": option.default}
+    ]
+    same: Values = {}
+    if bench.takes_fit_options:
+        argv, same["fit_options"] = split_fit_options([*argv])
+        about += ". Options of `fit` follow: --data.batch_size 32."
+    parser = OneLineParser(prog=" ".join(bench.command), description=about)
+    for option in options:
         names = [f"--{name}" for name in (option.name, option.alias) if name]
         if option.type is bool:
-            kind = {"action": "store_true"}
-        parser.add_argument(*names, help=option.help, **kind)
+            parser.add_argument(*names, help=option.help, action="store_true")
+        else:
+            parser.add_argument(*names, help=option.help, type=option.type, default=option.default)
     args = parser.parse_args(argv)
     args.fit_options = same.get("fit_options", [])
-    read = [option.read(args) for option in bench.options]
-    return args, [
-        {name: value for fields in combination for name, value in fields.items()}
-        for combination in itertools.product(*read, [same])
-    ]
+    values = [option.read(args) for option in options]
+    rows = []
+    for combination in itertools.product(*values, [same]):
+        fields = itertools.chain.from_iterable(part.items() for part in combination)
+        rows.append(dict(fields))
+    return args, rows
 
 
 @dataclass(eq=False)
@@ -167,24 +155,27 @@ class Sweep:
     bench: Bench
     configurations: list[Values]
     argv: list[str]
-    args: Any
-    ledger: Any = None
+    args: Namespace
+    ledger: Ledger | None = None
 
     def __post_init__(self) -> None:
         bench, rows = self.bench, self.configurations
         if not rows:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
-        self.ledger = self.ledger or open_ledger(ROOT / bench.name, rows, self.args.resume)
-        self.folder, self._before = self.ledger.folder, self.ledger.by_key()
+        self._ledger = self.ledger or open_ledger(ROOT / bench.name, rows, self.args.resume)
+        self.folder = self._ledger.folder
         self.folder.mkdir(parents=True, exist_ok=True)  # the rows write their files there
-        machine = machine_of(rows, self.argv)
-        machine["command"] = shlex.join([*bench.command, *self.argv[2:]])
-        self.machine = machine | earlier_machine(self.folder, machine)
+        self.machine = machine_of(rows)
+        facts = (fact for name, fact in self.machine.items() if name not in ("command", "date"))
+        self._here = "; ".join(facts)
+        self._earlier: dict[str, None] = {}  # machines and versions of the resumed sweep
+        self.machine["command"] = shlex.join([*bench.command, *self.argv[2:]])
         self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
-        self.rows = self.tables["rows"]
-        self.pictures: list[str] = []  # drawn after the last row: it takes seconds
+        self.rows: list[Any] = self.tables["rows"]
+        self._before = self._ledger.by_key()
         self._measured = False  # a row was measured in this call
-        self._console = Console(bench.row, rows=[make_row(bench.row, row) for row in rows])
+        row_type = bench.tables["rows"]
+        self._console = Console(row_type, map(row_type.of, rows))
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
         print(f"\n{self._console.header()}", flush=True)
@@ -198,25 +189,22 @@ class Sweep:
             0: Every row was measured, or could not be for lack of memory; 1: a row failed
             otherwise; 75: rows are left.
         """
-        end, rows, left = math.inf, self.configurations, 0
+        rows = self.configurations
+        end = math.inf
         if minutes := getattr(self.args, "minutes", None):
             end = time.monotonic() + 60 * minutes
             rows = sorted(rows, key=lambda row: self._status(row) not in ("", *KEPT))
-        for configuration in rows:
-            left += self.measure(configuration, end) is None
-        self.pictures = self.bench.picture(self.folder, self.rows)
-        words = self.report()
+        left = [row for row in rows if self.measure(row, end) is None]
+        self.report(pictures=self.bench.picture(self.folder, self.rows))
         self.print_files()
-        if words:
-            print(words)
         if left:
-            print(f"{left} of {len(rows)} rows left: continue with")
-            argv = self.argv if self.args.resume else [*self.argv, "--resume"]
-            print(program(), shlex.join(argv))
+            print(f"{len(left)} of {len(rows)} rows left: continue with")
+            again = [] if self.args.resume else ["--resume"]
+            print(program(), shlex.join([*self.argv, *again]))
             return EXIT_AGAIN
         return int(any(row.status not in FINE for row in self.rows))
 
-    def measure(self, configuration: Values, end: float = math.inf) -> Row:
+    def measure(self, configuration: Values, end: float = math.inf) -> Any:
         """Measure a configuration, or take the row of the resumed sweep, and write the report.
 
         Args:
@@ -240,13 +228,16 @@ class Sweep:
             if cut and self._measured:
                 return None
             self._measured = True
-            self.ledger.append(configuration, found)
-        row = make_row(self.bench.row, configuration | found)
-        self.rows.append(self.bench.relate(row, self.rows))
-        print(self._console.line(self.rows[-1]), flush=True)
+            found["machine"] = self._here
+            self._ledger.append(configuration, found)
+        if found["machine"] != self._here:
+            self._earlier[found["machine"]] = None
+            self.machine["earlier"] = f"rows of {', and of '.join(self._earlier)}"
         for name, row_type in self.bench.tables.items():
-            parts = found.get(name, [])
-            self.tables[name] += [make_row(row_type, configuration | part) for part in parts]
+            parts = [found] if name == "rows" else found.get(name, [])
+            self.tables[name] += [row_type.of(configuration | part) for part in parts]
+        self.rows[-1] = self.bench.relate(self.rows[-1], self.rows[:-1])
+        print(self._console.line(self.rows[-1]), flush=True)
         self.report()
         return self.rows[-1]
 
@@ -254,21 +245,20 @@ class Sweep:
         """Return the status of a row in the resumed sweep; empty if it was not measured."""
         return self._before.get(identity(configuration), {}).get("status", "")
 
-    def report(self, findings: Sequence[str] = ()) -> str:
-        """Write the report of the rows so far, with findings below the notes; return last words."""
+    def report(self, findings: Sequence[str] = (), pictures: Sequence[str] = ()) -> None:
+        """Write the report of the rows so far, with findings below the notes."""
         tables = {**self.tables, **self.bench.beside(self.rows)}
         title, *notes = [*self.bench.about, *findings]
-        write_report(self.folder, title, self.machine, tables, notes, self.pictures)
-        return self.bench.publish(self.args, self)
+        write_report(self.folder, title, self.machine, tables, notes, pictures)
 
     def print_files(self) -> None:
         """Print where the report is."""
         print(f"\n{self.folder}: results.md, results.json, rows.csv")
 
 
-def machine_of(configurations: list[Values], argv: list[str]) -> dict[str, str]:
+def machine_of(configurations: list[Values]) -> dict[str, str]:
     """Return the head of the report, for the devices of the configurations."""
     named = dict.fromkeys(row.get("device") for row in configurations)
     devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
-    records = [machine_record(argv, device) for device in devices] or [machine_record(argv)]
+    records = [machine_record([], device) for device in devices] or [machine_record([])]
     return records[0] | {"device": "; ".join(record["device"] for record in records)}

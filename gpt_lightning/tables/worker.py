@@ -1,11 +1,9 @@
 """Process of one row: memory starts at nothing, and a crash is a row.
 
-`python -m gpt_lightning.tables.worker MODULE:FUNCTION '{"argument": value}'` calls the function
-with the arguments and prints its result, a mapping of plain values, as the last line.
+`python -m gpt_lightning.tables.worker MODULE:FUNCTION '{"field": value}'` calls the function with a
+namespace of the fields and prints its result, a mapping of plain values, as the last line.
 """
 
-import contextlib
-import inspect
 import json
 import math
 import os
@@ -13,10 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
 from gpt_lightning.errors import is_out_of_memory, one_line
+from gpt_lightning.files import Fields
 from gpt_lightning.tables.rows import Values, implausible
 
 MARK = "RESULT "
@@ -26,21 +26,20 @@ class SkippedError(Exception):
     """A device cannot do this, for the given reason: a row of status `skipped`, not a failure."""
 
 
-def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
+def isolated(address: str, configuration: Values, timeout_s: float) -> Fields:
     """Measure a configuration in a process of its own; a failure is a status.
 
     Args:
         address: MODULE:FUNCTION, see `call`.
-        configuration: Arguments of the function.
+        configuration: Fields of the configuration.
         timeout_s: Time limit in seconds.
 
     Returns:
         Measured fields with `status` (ok, skipped, out of memory, error, crashed, timed out) and
         `note`.
     """
-    command = [sys.executable, "-m", __name__, address, json.dumps(configuration)]
-    process = subprocess.Popen(
-        command,
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, address, json.dumps(configuration)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,23 +47,21 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
         errors="replace",
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
         process_group=0,  # the compilers and loaders that it starts belong to it
-    )
-    try:
-        out, errors = process.communicate(timeout=timeout_s)
-    except BaseException as error:  # Ctrl-C, too: no process is left behind
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its children would hold its pipes open
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
             return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-        raise
-    for line in reversed(out.splitlines()):
-        if line.startswith(MARK):
-            return json.loads(line.removeprefix(MARK))
+        finally:  # Ctrl-C, too: no process is left, and none holds the pipes open
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if MARK in out:
+        return json.loads(out.rpartition(MARK)[2].partition("\n")[0])
     return crash(process.returncode, errors)
 
 
-def crash(returncode: int, errors: str) -> Values:
+def crash(returncode: int, errors: str) -> Fields:
     """Return the row of a process that ended without a result."""
     if returncode == -signal.SIGKILL:
         return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
@@ -77,27 +74,15 @@ def crash(returncode: int, errors: str) -> Values:
 # ---- in the row's own process --------------------------------------------------------------------
 
 
-def call(measure: Callable[..., Values], configuration: Values) -> Values:
-    """Call a measure function with a configuration.
-
-    Args:
-        measure: Function of one `row`, whose attributes are the configuration and `folder`, that of
-            the report; or of fields of the configuration by name.
-        configuration: Fields of a configuration.
-
-    Returns:
-        Measured fields.
-    """
-    names = [*inspect.signature(measure).parameters]
-    if names == ["row"]:
-        return measure(SimpleNamespace(**configuration))
-    return measure(**{name: configuration[name] for name in names})
+def call(measure: Callable[[SimpleNamespace], Values], configuration: Values) -> Values:
+    """Call a measure function with a row: a namespace of a configuration and `folder`."""
+    return measure(SimpleNamespace(**configuration))
 
 
 def failure(error: BaseException) -> Values:
     """Return the row of a measurement that raised: status and reason."""
     text = one_line(error)
-    if type(error).__name__ == SkippedError.__name__:  # this module also runs as __main__
+    if isinstance(error, SkippedError):
         return {"status": "skipped", "note": text}
     if is_out_of_memory(error):
         return {"status": "out of memory", "note": text[:160]}
@@ -107,7 +92,7 @@ def failure(error: BaseException) -> Values:
 def measured(address: str, configuration: Values) -> Values:
     """Call MODULE:FUNCTION in this process; a failure and impossible numbers are a status."""
     try:
-        found = {"status": "ok", "note": "", **call(resolve_name(address), configuration)}
+        found = {"status": "ok", "note": ""} | call(resolve_name(address), configuration)
     except Exception as error:  # also a module that cannot be imported
         return failure(error)
     if found["status"] == "ok" and (wrong := implausible(found)):
@@ -119,4 +104,7 @@ def measured(address: str, configuration: Values) -> Values:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(measured(sys.argv[1], json.loads(sys.argv[2]))), flush=True)
+    from gpt_lightning.tables import worker  # benches raise its SkippedError, not that of __main__
+
+    result = worker.measured(sys.argv[1], json.loads(sys.argv[2]))
+    print(MARK + json.dumps(result), flush=True)

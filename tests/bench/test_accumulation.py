@@ -5,7 +5,7 @@ import pytest
 from gpt_lightning.bench import accumulation
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.worker import measured
+from gpt_lightning.tables.worker import call, measured
 
 
 @pytest.fixture(autouse=True)
@@ -16,15 +16,18 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("row", accumulation.PUBLISHED)
 def test_the_sums_have_the_published_digits(row):
-    found = accumulation.measure_sum("cpu", **row)
+    found = call(accumulation.measure_sum, {"device": "cpu"} | row)
     assert f"{found['sum']:.4f}" == f"{row['published']:.4f}"
     assert found["status"] == "ok"
 
 
 def test_a_float16_accumulator_loses_what_its_steps_cannot_hold():
-    half = accumulation.measure_sum("cpu", "float16", "float16", False, 0.0)
+    setting = {"device": "cpu", "upcast": False, "published": 0.0}
+    dtypes = {"accumulator": "float16", "addend": "float16"}
+    half = call(accumulation.measure_sum, setting | dtypes)
     assert half["sum"] * 2**7 % 1 == 0  # above 8 its steps are 2^-7
-    whole = accumulation.measure_sum("cpu", "float64", "float64", False, 0.0)
+    dtypes = {"accumulator": "float64", "addend": "float64"}
+    whole = call(accumulation.measure_sum, setting | dtypes)
     assert abs(whole["error"]) < 1e-10 < abs(half["error"])
 
 

@@ -17,12 +17,24 @@ NEW = '''"""Times of nothing at all.
 Every row is a guess.
 """
 
+from dataclasses import dataclass
+
 from gpt_lightning.tables import options
+from gpt_lightning.tables.rows import Count, Hidden, Hundredths, Row, Text
 from gpt_lightning.tables.sweep import Bench
-from gpt_lightning.tables.rows import row_type
+
+
+@dataclass
+class GuessRow(Row):
+    device: Text
+    batch: Count
+    total_ms: Hundredths
+    status: Text
+    note: Hidden
+
 
 BENCH = Bench(
-    tables={"rows": row_type("device batch total_ms status -note")},
+    tables={"rows": GuessRow},
     measure="gpt_lightning.bench.no_op:measure",
     options=(options.DEVICE, options.batches("1,2")),
 )

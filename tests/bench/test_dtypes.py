@@ -6,6 +6,7 @@ import torch
 from gpt_lightning.bench.dtypes import CUDA_RULES, MODELS, layer_norms, measure_dtypes, observe
 from gpt_lightning.files import reference_rows
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.tables.worker import call
 
 PUBLISHED = {
     row["field"]: row["published"]
@@ -14,15 +15,19 @@ PUBLISHED = {
 }
 
 
+def measured(device, autocast, model):
+    return call(measure_dtypes, {"device": device, "autocast": autocast, "model": model})
+
+
 def test_cuda_has_the_published_table_without_a_gpu():
-    row = measure_dtypes(CUDA_RULES, "fp16", "toy")
+    row = measured(CUDA_RULES, "fp16", "toy")
     asked = {kind: dtype for kind, dtype in PUBLISHED.items() if kind != "gradients"}
     assert len(asked) == 6
     assert {kind: row[kind] for kind in asked} == asked
 
 
 def test_a_cpu_keeps_layer_norm_in_16_bits_and_nothing_else_differs():
-    row = measure_dtypes("cpu", "fp16", "toy")
+    row = measured("cpu", "fp16", "toy")
     assert {kind for kind in PUBLISHED if row[kind] != PUBLISHED[kind]} == {"layer_norm"}
 
 
@@ -42,7 +47,7 @@ def test_layer_norm_loses_bits_in_16_bits_and_everything_in_float16_written_out(
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("device", ["cpu", CUDA_RULES])
 def test_linear_outputs_are_lower_and_parameters_are_not(device, model):
-    row = measure_dtypes(device, "bf16", model)
+    row = measured(device, "bf16", model)
     assert (row["parameters"], row["loss"]) == ("float32", "float32")
     assert (row["linear"], row["logits"]) == ("bfloat16", "bfloat16")
     if model == "gpt":  # the stream that all branches are added to

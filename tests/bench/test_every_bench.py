@@ -81,23 +81,22 @@ def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monk
     bench = import_bench(name).BENCH
     folder, found = report(name)
     assert len(found["rows"]) == len(kept) >= 2
-    fields = bench.row.__dataclass_fields__
+    columns = bench.tables["rows"].columns()
     for row, values in zip(found["rows"], kept.values(), strict=True):
         assert (row["status"], row["note"]) == ("ok", "")
         assert not implausible(row)
-        unknown = values.keys() - fields - bench.tables.keys()
+        unknown = values.keys() - columns - bench.tables.keys()
         assert unknown <= {option.name for option in bench.options} | {"folder"} | OWN
-        for key in values.keys() & fields.keys() - {"status", "note"}:
+        for key in values.keys() & columns.keys() - {"status", "note"}:
             assert row[key] == values[key], key
     for table, row_type in bench.tables.items():
         parts = [part for values in kept.values() for part in values.get(table, [])]
         if table not in bench.beside([]):
             assert len(found[table]) == (len(parts) or len(kept) * (table == "rows"))
-        assert all(part.keys() <= row_type.__dataclass_fields__.keys() for part in parts)
+        assert all(part.keys() <= row_type.columns().keys() for part in parts)
     out, page = capsys.readouterr().out, (folder / "results.md").read_text()
-    titles = {name: field.metadata["title"] for name, field in fields.items()}
-    assert all(f"| {title} " in page for title in titles.values())
-    assert all(titles[field.name] in out for field in Console(bench.row).fields)
+    assert all(f"| {column.title} " in page for column in columns.values())
+    assert all(title in out for title in Console(bench.tables["rows"]).titles)
     with (folder / "rows.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(kept)
     monkeypatch.setattr(sweep, "isolated", lambda *args: pytest.fail("measured again"))

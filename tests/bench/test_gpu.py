@@ -191,7 +191,7 @@ def test_a_call_of_some_minutes_ends_with_the_command_that_continues(
     assert bench(*options) == 75
     assert rows_of_nobody == ["124m ours", "124m hf"]
     assert clock[0] == 9.5 * 60
-    *_, left, command = capsys.readouterr().out.splitlines()
+    *_, left, command, _ = capsys.readouterr().out.splitlines()
     assert left == "4 of 6 rows left: continue with"
     _, *argv = shlex.split(command)
     assert argv == ["bench", "gpu", "--device", "cpu", "--out", "pages", *options, "--resume"]

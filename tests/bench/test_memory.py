@@ -180,7 +180,7 @@ def test_the_peaks_are_drawn_over_the_context(tmp_path) -> None:
     def row(**fields):
         setting = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "size": "small", "batch": 4}
         more = {"mode": "training", "checkpointing": True, "status": "ok", "peak_mib": 9.0}
-        return memory.BENCH.row(**setting | more | {"context": 8, "blocks": 1} | fields)
+        return memory.MemoryRow.of(setting | more | {"context": 8, "blocks": 1} | fields)
 
     assert memory.picture(tmp_path, [row(), row()]) == []
     assert memory.picture(tmp_path, [row(), row(context=16)]) == ["peak.png"]

@@ -95,7 +95,9 @@ def test_without_the_optimizer_no_weight_changes(model, no_rates, monkeypatch):
 
 
 def test_the_speed_up_is_over_the_fp32_row_of_the_same_configuration():
-    row = sizes.BENCH.row("cpu", "fp32", False, "small", 4, 256, "gpt2", True, 2, total_ms=12.0)
+    setting = {"device": "cpu", "dtype": "fp32", "compile": False, "size": "small", "batch": 4}
+    setting |= {"context": 256, "model": "gpt2", "optimizer": True, "warmup": 2}
+    row = sizes.SizeRow.of(setting | {"total_ms": 12.0})
     assert sizes.over_fp32(row, []).over_fp32 == 1.0
     half = replace(row, dtype="bf16", total_ms=3.0)
     assert sizes.over_fp32(half, [row]).over_fp32 == 4.0
@@ -131,7 +133,7 @@ def test_sizes_of_ones_own(options, found):
 
 
 def published(*names: str, batch: int = 4) -> list:
-    rows = [sizes.BENCH.row("cpu", "fp32", False, name, batch, 256) for name in names]
+    rows = [sizes.SizeRow.of({"size": name, "batch": batch, "context": 256}) for name in names]
     return list(sizes.published_tables(rows).get("published", []))
 
 

@@ -17,9 +17,8 @@ from torch import nn
 from gpt_lightning.data.readers import NanoGPTLoader
 from gpt_lightning.model import gpt
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
-from gpt_lightning.reproduce.cases import CASES
+from gpt_lightning.reproduce.cases import CASES, Verdict
 from gpt_lightning.reproduce.runner import CaseRun
-from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.module import GPTModule
 

@@ -14,9 +14,8 @@ from gpt_lightning import files
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reproduce import published, settings
-from gpt_lightning.reproduce.cases import CASES, Case, Rung, fit_arguments
+from gpt_lightning.reproduce.cases import CASES, Case, Rung, Verdict, fit_arguments
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.fit import run_cli

@@ -9,7 +9,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.reproduce import runner
-from gpt_lightning.reproduce.cases import CASES, Case, Rung
+from gpt_lightning.reproduce.cases import CASES, Case, Rung, Verdict
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.runner import (
     CaseRun,
@@ -19,7 +19,6 @@ from gpt_lightning.reproduce.runner import (
     loss_row,
     missing_losses,
 )
-from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")

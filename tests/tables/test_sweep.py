@@ -17,14 +17,15 @@ import pytest
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import ledger as folders
 from gpt_lightning.tables import sweep, worker
-from gpt_lightning.tables.rows import column, implausible
+from gpt_lightning.tables.rows import Count, Row, Tenths, Text, implausible
 from gpt_lightning.tables.sweep import Bench, Sweep
 
 TOY = """'''A toy.'''
 import os, signal, time
 from gpt_lightning.tables.worker import SkippedError
 
-def measure(kind, value):
+def measure(row):
+    kind, value = row.kind, row.value
     with open("pid", "w") as file:
         file.write(str(os.getpid()))
     with open("calls.txt", "a") as file:
@@ -61,13 +62,13 @@ def measure(kind, value):
 """
 
 
-@dataclass(frozen=True)
-class ToyRow:
-    kind: str = column("kind")
-    value: int = column("value", "d")
-    step_ms: float | None = column("step ms", ".1f")
-    status: str = column("status")
-    note: str = column("note")
+@dataclass
+class ToyRow(Row):
+    kind: Text
+    value: Count
+    step_ms: Tenths
+    status: Text
+    note: Text
 
 
 BENCH = Bench("toy:measure", tables={"rows": ToyRow})
@@ -139,7 +140,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(monkeypatch):
     assert [row["status"] for row in results()] == ["ok", "error"]
     (file,) = sweep.ROOT.glob("toy/*/rows.jsonl")
     kept = file.read_text()
-    assert len(kept.splitlines()) == 2
+    assert len(kept.strip().splitlines()) == 2
     assert (file.parent / "results.md").exists()
 
     assert run_sweep(BENCH, rows, [], resume=True) == 1
@@ -152,16 +153,16 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("cut", [1, 30, -1])  # characters that are left of the line; all but one
+@pytest.mark.parametrize("cut", [1, 30, -1, None])  # end of the line's part that is left
 def test_a_torn_row_is_measured_again_and_spoils_no_other(cut):
     rows = configurations("fine", "fine", "fine")
     assert run_sweep(BENCH, rows[:2], []) == 0
     (file,) = sweep.ROOT.glob("toy/*/rows.jsonl")
-    first, second = file.read_text().splitlines(keepends=True)
-    file.write_text(first + second[:cut])
+    *first, second = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(first) + second[:cut])
 
     assert run_sweep(BENCH, rows, [], resume=True) == 0
-    whole = cut == -1  # only the line's end is missing
+    whole = cut is None
     assert calls() == ["fine 1", "fine 2", *([] if whole else ["fine 2"]), "fine 3"]
     assert [row["step_ms"] for row in results()] == [2.0, 4.0, 6.0]
     kept = [configuration for configuration, _ in folders.Ledger(file.parent).read()]
@@ -230,10 +231,10 @@ def alive(pid):
 
 def test_the_head_of_a_report_is_of_the_devices_measured():
     rows = [{"device": "cpu"}, {"device": "cpu"}]
-    facts = sweep.machine_of(rows, ["bench", "toy"])
+    facts = sweep.machine_of(rows)
     assert facts["device"] == "cpu"  # not the best device there is, as the fixture says it
-    assert sweep.machine_of([{"device": "cpu"}, {"device": "cuda"}], [])["device"] == "cpu; cuda"
-    assert sweep.machine_of([{"kind": "fine"}], [])["device"] == "a toy"
+    assert sweep.machine_of([{"device": "cpu"}, {"device": "cuda"}])["device"] == "cpu; cuda"
+    assert sweep.machine_of([{"kind": "fine"}])["device"] == "a toy"
 
 
 def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
@@ -248,7 +249,7 @@ def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
         assert run_sweep(BENCH, rows[:count], [], resume=count > 1) == 0
         (path,) = sweep.ROOT.glob("toy/*/results.json")
         facts = json.loads(path.read_text())["machine"]
-        told = {} if count < 3 else {"earlier": "rows of today: software torch 1"}
+        told = {} if count < 3 else {"earlier": "rows of torch 1"}
         command = {"command": "python -m toy"}
         assert facts == {"date": "today", "software": software} | command | told
 
