@@ -39,17 +39,18 @@ class Column:
     width: int = 7
 
 
+Number = float | None
 Text = Annotated[str | None, Column()]
 Flag = Annotated[bool | None, Column()]
 Hidden = Annotated[str | None, Column(console=False)]
 Count = Annotated[int | None, Column("d")]
-Whole = Annotated[float | None, Column(",.0f")]
-Tenths = Annotated[float | None, Column(",.1f")]
-Hundredths = Annotated[float | None, Column(",.2f")]
-HiddenHundredths = Annotated[float | None, Column(",.2f", console=False)]
-Thousandths = Annotated[float | None, Column(",.3f")]
-Loss = Annotated[float | None, Column(".5f")]
-Share = Annotated[float | None, Column(".1%")]
+Whole = Annotated[Number, Column(",.0f")]
+Tenths = Annotated[Number, Column(",.1f")]
+Hundredths = Annotated[Number, Column(",.2f")]
+HiddenHundredths = Annotated[Number, Column(",.2f", console=False)]
+Thousandths = Annotated[Number, Column(",.3f")]
+Loss = Annotated[Number, Column(".5f")]
+Share = Annotated[Number, Column(".1%")]
 
 
 @dataclass

@@ -11,6 +11,8 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from jsonargparse import Namespace
 
 from gpt_lightning.errors import EXIT_AGAIN, UserError, one_line, termination_as_exit
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import OneLineParser, program, split_fit_options
 from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
@@ -110,30 +113,25 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Namespace, list[Val
         UserError: An option is unknown, or its value cannot be.
     """
     about = bench.about[0]
-    options = [
-        *bench.options,
-        Option("resume", False, "Continue the newest sweep of the same rows.", type=bool),
-        shared("timeout_s", bench.timeout_s, "Time limit of each row, in seconds.", PositiveFinite),
-    ]
-    same: Values = {}
+    same: Fields = {}
     if bench.takes_fit_options:
         argv, same["fit_options"] = split_fit_options([*argv])
         about += ". Options of `fit` follow: --data.batch_size 32."
     parser = OneLineParser(prog=" ".join(bench.command), description=about)
-    for option in options:
+    every = (
+        Option("resume", False, "Continue the newest sweep of the same rows.", type=bool),
+        shared("timeout_s", bench.timeout_s, "Time limit of each row, in seconds.", PositiveFinite),
+    )
+    for option in (*bench.options, *every):
         names = [f"--{name}" for name in (option.name, option.alias) if name]
+        kind: Fields = {"type": option.type, "default": option.default}
         if option.type is bool:
-            parser.add_argument(*names, help=option.help, action="store_true")
-        else:
-            parser.add_argument(*names, help=option.help, type=option.type, default=option.default)
+            kind = {"action": "store_true"}
+        parser.add_argument(*names, help=option.help, **kind)
     args = parser.parse_args(argv)
     args.fit_options = same.get("fit_options", [])
-    values = [option.read(args) for option in options]
-    rows = []
-    for combination in itertools.product(*values, [same]):
-        fields = itertools.chain.from_iterable(part.items() for part in combination)
-        rows.append(dict(fields))
-    return args, rows
+    values = [option.read(args) for option in bench.options]
+    return args, [reduce(or_, fields, same) for fields in itertools.product(*values)]
 
 
 @dataclass(eq=False)
@@ -258,7 +256,7 @@ class Sweep:
 
 def machine_of(configurations: list[Values]) -> dict[str, str]:
     """Return the head of the report, for the devices of the configurations."""
-    named = dict.fromkeys(row.get("device") for row in configurations)
+    named = dict.fromkeys(str(row.get("device")) for row in configurations)
     devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
     records = [machine_record([], device) for device in devices] or [machine_record([])]
     return records[0] | {"device": "; ".join(record["device"] for record in records)}
