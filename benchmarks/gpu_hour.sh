@@ -113,11 +113,10 @@ part() {
 run() { local name=$1 limit=$2; shift 2; part "$name" "$limit" "$python" -m gpt_lightning "$@"; }
 # A model: its rows of bench gpu, as many as the time allows; --resume, if a call before has rows.
 sizes() {
-  local tenths=$((($(left) - 20) / 6)) resume
+  local resume
   resume=$(grep -qs "\"model\": \"$1\"" lightning_logs/bench/gpu/*/results.json && echo --resume)
   # shellcheck disable=SC2086
-  run "gpu-$1" 540 bench gpu --sizes 124m,350m,774m,1558m --models "$1" \
-    --minutes $((tenths / 10)).$((tenths % 10)) $resume ${EXTRA:-}
+  run "gpu-$1" 540 bench gpu --sizes 124m,350m,774m,1558m --models "$1" $resume ${EXTRA:-}
 }
 # A size, a name and options of fit: 15 steps of two micro-batches.
 steps() {

@@ -129,11 +129,6 @@ BENCH = Bench(
         options.words("models", "model", MODELS),
         options.steps(10),
         options.warmup(3, kind=PositiveInt),
-        options.optional(
-            "minutes",
-            "Time of this call; --resume measures the rows that are left. null: no limit.",
-            options.PositiveFinite,
-        ),
         Option("out", "benchmarks", "Folder of the page gpu_CHIP.md."),
     ),
     timeout_s=3600.0,

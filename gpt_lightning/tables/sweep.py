@@ -6,9 +6,7 @@ sweep.
 """
 
 import itertools
-import math
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,10 +18,10 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gpt_lightning.errors import EXIT_AGAIN, UserError, one_line, termination_as_exit
+from gpt_lightning.errors import UserError, one_line, termination_as_exit
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import machine_record
-from gpt_lightning.parsing import OneLineParser, program, split_fit_options
+from gpt_lightning.parsing import OneLineParser, split_fit_options
 from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
 from gpt_lightning.tables.rows import Console, Row, Tables, Values, write_report
@@ -171,7 +169,6 @@ class Sweep:
         self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         self.rows: list[Any] = self.tables["rows"]
         self._before = self._ledger.by_key()
-        self._measured = False  # a row was measured in this call
         row_type = bench.tables["rows"]
         self._console = Console(row_type, map(row_type.of, rows))
         for name, fact in self.machine.items():
@@ -179,53 +176,25 @@ class Sweep:
         print(f"\n{self._console.header()}", flush=True)
 
     def run(self) -> int:
-        """Measure every configuration; with --minutes those that fit into the time.
-
-        Rows that failed in the resumed sweep come last in that case.
+        """Measure every configuration.
 
         Returns:
             0: Every row was measured, or could not be for lack of memory; 1: a row failed
-            otherwise; 75: rows are left.
+            otherwise.
         """
-        rows = self.configurations
-        end = math.inf
-        if minutes := getattr(self.args, "minutes", None):
-            end = time.monotonic() + 60 * minutes
-            rows = sorted(rows, key=lambda row: self._status(row) not in ("", *KEPT))
-        left = [row for row in rows if self.measure(row, end) is None]
+        for configuration in self.configurations:
+            self.measure(configuration)
         self.report(pictures=self.bench.picture(self.folder, self.rows))
         self.print_files()
-        if left:
-            print(f"{len(left)} of {len(rows)} rows left: continue with")
-            again = [] if self.args.resume else ["--resume"]
-            print(program(), shlex.join([*self.argv, *again]))
-            return EXIT_AGAIN
         return int(any(row.status not in FINE for row in self.rows))
 
-    def measure(self, configuration: Values, end: float = math.inf) -> Any:
-        """Measure a configuration, or take the row of the resumed sweep, and write the report.
-
-        Args:
-            configuration: The configuration.
-            end: Time at which the call ends, by time.monotonic.
-
-        Returns:
-            The row; None if the call ended before the row's time limit, unless it was the call's
-            first: that row has failed, because another call would not have more time.
-        """
-        if self._status(configuration) in KEPT:
-            found = self._before[identity(configuration)]
-        else:
-            limit_s = min(self.args.timeout_s, end - time.monotonic())
-            if limit_s <= 0:
-                return None
+    def measure(self, configuration: Values) -> Any:
+        """Measure a configuration, or take the row of the resumed sweep, and write the report."""
+        found = self._before.get(identity(configuration), {})
+        if found.get("status") not in KEPT:
             own = configuration | {"folder": str(self.folder)}  # a row writes its files there
             with termination_as_exit():
-                found = isolated(self.bench.measure, own, limit_s)
-            cut = found["status"] == "timed out" and limit_s < self.args.timeout_s
-            if cut and self._measured:
-                return None
-            self._measured = True
+                found = isolated(self.bench.measure, own, self.args.timeout_s)
             found["machine"] = self._here
             self._ledger.append(configuration, found)
         if found["machine"] != self._here:
@@ -234,14 +203,10 @@ class Sweep:
         for name, row_type in self.bench.tables.items():
             parts = [found] if name == "rows" else found.get(name, [])
             self.tables[name] += [row_type.of(configuration | part) for part in parts]
-        self.rows[-1] = self.bench.relate(self.rows[-1], self.rows[:-1])
-        print(self._console.line(self.rows[-1]), flush=True)
+        row = self.rows[-1] = self.bench.relate(self.rows[-1], self.rows[:-1])
+        print(self._console.line(row), flush=True)
         self.report()
-        return self.rows[-1]
-
-    def _status(self, configuration: Values) -> str:
-        """Return the status of a row in the resumed sweep; empty if it was not measured."""
-        return self._before.get(identity(configuration), {}).get("status", "")
+        return row
 
     def report(self, findings: Sequence[str] = (), pictures: Sequence[str] = ()) -> None:
         """Write the report of the rows so far, with findings below the notes."""

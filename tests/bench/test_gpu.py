@@ -1,7 +1,6 @@
 """`gpt-lightning bench gpu`, tried out on a CPU with a tiny model."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -172,32 +171,6 @@ def test_a_killed_sweep_leaves_its_page_and_a_later_call_adds_to_it(rows_of_nobo
     page, rows = on_the_page()
     assert len(rows) == 6
     assert "77.0" in next(line for line in page.splitlines() if line.startswith("| 1558m | ours"))
-
-
-def test_a_call_of_some_minutes_ends_with_the_command_that_continues(
-    rows_of_nobody, monkeypatch, capsys
-):
-    clock, measured = [0.0], sweep.isolated
-
-    def takes_four_minutes(address, row, timeout_s):
-        clock[0] += min(240.0, timeout_s)
-        if timeout_s < 240:
-            return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-        return measured(address, row, timeout_s)
-
-    monkeypatch.setattr(sweep, "isolated", takes_four_minutes)
-    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
-    options = ["--sizes", "124m,1558m", "--minutes", "9.5"]
-    assert bench(*options) == 75
-    assert rows_of_nobody == ["124m ours", "124m hf"]
-    assert clock[0] == 9.5 * 60
-    *_, left, command, _ = capsys.readouterr().out.splitlines()
-    assert left == "4 of 6 rows left: continue with"
-    _, *argv = shlex.split(command)
-    assert argv == ["bench", "gpu", "--device", "cpu", "--out", "pages", *options, "--resume"]
-    assert [main(argv), main(argv)] == [75, 0]
-    assert len(rows_of_nobody) == len(set(rows_of_nobody)) == 6
-    assert len(on_the_page()[1]) == 6
 
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
