@@ -63,7 +63,7 @@ class RunPaths:
 
         A run that is not named version_N was moved, and has them inside.
         """
-        run = self.run.resolve() if self.run.is_symlink() else self.run.absolute()
+        run = self.run.resolve() if self.run.is_symlink() else Path(os.path.abspath(self.run))
         folder = run.parent if newest_versions([run.name]) else run
         return Path(os.path.relpath(folder))
 

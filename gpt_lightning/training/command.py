@@ -256,7 +256,7 @@ class TrainingCLI(LightningCLI):
                 )
             mirror.check_folder(config.checkpoint.folder, self.runs)
             if config.resume == "auto":
-                mirror.restore(config.checkpoint.folder, self.runs / config.run_name)
+                mirror.restore(config.checkpoint.folder, self._name_folder(config))
         if config.resume != "never":
             self._resume(config)
         if not self.ckpt_path and config.ckpt_path is not None:
@@ -288,13 +288,14 @@ class TrainingCLI(LightningCLI):
             )
         from gpt_lightning.runs import resume  # only a resume needs it
 
-        found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
+        found, self.run_folder = resume.find(config.resume, self._name_folder(config))
         run, typed = self.run_folder, "run_name" in parsing.typed_values(self.argv)
-        inside = run and run.absolute().parents[1] == self.runs.absolute()  # no copy elsewhere
+        # no copy elsewhere
+        inside = run and Path(os.path.abspath(run)).parents[1] == self.runs.absolute()
         if run and inside and typed and config.run_name != run.parent.name:
             raise UserError(f"--run_name has no effect on {run}: leave it out")
         if run and not typed:
-            config.run_name = RunPaths(run).name_folder().name  # it may have been renamed
+            config.run_name = RunPaths(run).name_folder().resolve().name  # it may have been renamed
         config.resume = "never"
         if found:
             checkpoint = read_checkpoint(found)
@@ -352,21 +353,26 @@ class TrainingCLI(LightningCLI):
         return trainer
 
     def _name_folder(self, config: Any) -> Path:
-        """Return the folder of a new run: that of its name, or of the run that is evaluated."""
+        """Return the folder of the runs of a name; that of a run if config.yaml is the run's.
+
+        The run's folder may have been renamed or moved. What this command says has precedence.
+        """
         named = self.runs / config.run_name
-        run = RunPaths.of_checkpoint(self.ckpt_path) if self.ckpt_path else None
-        if not run or self.subcommand == "fit" or not run.config.exists() or not self.configs:
+        first = Path(self.configs[0]) if self.configs else named
+        run, fits = RunPaths(first.parent), self.subcommand == "fit"
+        is_run = run.identity.exists() or (run.checkpoints.is_dir() and not fits)
+        if first.name != run.config.name or not is_run:
             return named
-        if Path(self.configs[0]).resolve() != run.config.resolve():  # only its weights are used
-            return named
-        # the run's folder may have been renamed or moved; what this command says has precedence
         own = parsing.read_config(run.config)
         root = (own.get("trainer") or {}).get("default_root_dir")
         changed = (own.get("run_name"), root) != (config.run_name, config.trainer.default_root_dir)
         typed = parsing.typed_values(self.argv)
         if changed or "run_name" in typed or "trainer.default_root_dir" in typed:
             return named
-        return run.name_folder()
+        folder = run.name_folder()
+        # a run of another place is no place for new runs
+        elsewhere = fits and not root and folder.resolve().parent != self.runs.resolve()
+        return named if elsewhere else folder
 
     def _loggers(self, config: Any) -> list[Logger]:
         """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""

@@ -100,7 +100,7 @@ def with_run(argv: list[str]) -> list[str]:
 
 def logs_parent(run: Path) -> Path | None:
     """Return FOLDER of a run FOLDER/lightning_logs/NAME/version_N; None if the run was moved."""
-    logs = run.absolute().parents[1]
+    logs = Path(os.path.abspath(run)).parents[1]
     return logs.parent if logs.name == "lightning_logs" else None
 
 

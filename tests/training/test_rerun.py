@@ -205,3 +205,52 @@ def test_the_results_are_beside_the_run_that_is_given_whatever_its_name_was(tmp_
     assert read_config(logs / "copy/version_0/config.yaml")["run_name"] == "copy"
     assert sorted(os.listdir(logs / "run")) == ["validate_0", "version_0"]
     assert sorted(os.listdir(logs)) == ["copy", "link", "run"]
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_config_yaml_of_a_renamed_run_continues_it_and_begins_others_beside_it(tmp_path, capsys):
+    fit = ["fit", "--config=lightning_logs/new/version_0/config.yaml"]
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=4"]) == 0
+    Path("lightning_logs/run").rename("lightning_logs/new")
+    assert main([*fit, "--resume=auto", "--trainer.max_steps=8"]) == 0
+    assert "resume      lightning_logs/new/version_0/" in capsys.readouterr().out
+    assert main([*fit, "--run_name=run"]) == 0  # what is typed has precedence
+    shutil.rmtree("lightning_logs/run")
+    assert main(fit) == 0
+    assert os.listdir("lightning_logs") == ["new"]
+    assert sorted(os.listdir("lightning_logs/new")) == ["version_0", "version_1"]
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_config_yaml_of_a_run_in_a_moved_folder_continues_it_there(tmp_path):
+    root = f"--trainer.default_root_dir={tmp_path / 'old'}"
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=4", root]) == 0
+    Path("old").rename("moved")
+    config = "moved/lightning_logs/run/version_0/config.yaml"
+    assert main(["fit", f"--config={config}", "--resume=auto", "--trainer.max_steps=8"]) == 0
+    assert read_config(Path(config))["trainer"]["max_steps"] == 8
+    assert not Path("old").exists()
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_a_configuration_of_another_place_begins_a_run_here(tmp_path, monkeypatch):
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=4"]) == 0
+    config = tmp_path / "lightning_logs/run/version_0/config.yaml"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir("here")
+    text = f"--data.text_file={tmp_path / 'text.txt'}"
+    assert main(["fit", f"--config={config}", "--resume=auto", text]) == 0
+    assert Path("lightning_logs/run/version_0/config.yaml").is_file()
+    assert os.listdir(tmp_path / "lightning_logs/run") == ["version_0"]
+
+
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("folder", ["version_0", "version_0/checkpoints", "."])
+def test_a_run_is_resumed_from_inside_its_folder(folder, tmp_path, monkeypatch):
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=4"]) == 0
+    run = tmp_path / "lightning_logs/run"
+    monkeypatch.chdir(run / folder)
+    assert main(["resume", os.path.relpath(run / "version_0"), "--trainer.max_steps=8"]) == 0
+    assert read_config(run / "version_0/config.yaml")["run_name"] == "run"
+    assert main(["validate", os.path.relpath(run / "version_0")]) == 0
+    assert sorted(os.listdir(run)) == ["validate_0", "version_0"]
