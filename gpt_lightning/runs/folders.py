@@ -334,7 +334,7 @@ def check_digest(path: Path, required: bool = True) -> bool:
         UserError: The file differs from its digest, or one of them cannot be read.
     """
     check_regular(path)
-    known = read_sidecar(path)
+    known = read_sidecar(path) or read_sidecar(path.resolve())  # that of a link's file
     if not known and not required:
         return False
     if not known:

@@ -170,3 +170,14 @@ def test_a_missing_digest_is_said_once_and_by_rank_0_alone(monkeypatch, tmp_path
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     read_content(tmp_path / "b.ckpt")
     assert capsys.readouterr().err == ""
+
+
+def test_a_link_has_the_digest_of_its_file(file, tmp_path, capsys):
+    link = tmp_path / "last.ckpt"  # as ModelCheckpoint(save_last="link") makes it
+    link.symlink_to(file.resolve())
+    assert check_digest(link)
+    assert main(["sample", str(link), "--max_new_tokens=1"]) == 0
+    assert "digest" not in capsys.readouterr().err
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="is damaged"):
+        check_digest(link)
