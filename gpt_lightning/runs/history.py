@@ -170,8 +170,11 @@ def checked_row(row: Any, needed: tuple[str, ...]) -> Fields:
     """
     row = dict(row)
     row["step"] = row["step"] or 0  # a logger may have been called without one
-    for key in [*needed, *NEEDED.get(str(row.get("event")), "").split(), *row]:
-        if not isinstance(row[key], KINDS.get(key, int | float | None)):
+    is_event = "event" in needed  # a metric may have any name
+    more = NEEDED.get(str(row.get("event")), "").split() if is_event else []
+    for key in [*needed, *more, *row]:
+        kind = KINDS.get(key) if is_event or key in needed else None
+        if not isinstance(row[key], kind or int | float | None):
             raise ValueError(f"{key} is {row[key]!r}"[:80])
     return row
 

@@ -45,6 +45,7 @@ CHARTS: dict[str, Fields] = {
 }
 # HPARAMS: curves whose last values are compared
 COMPARED = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu", "perf/memory_gib")
+GLOBAL_STEP = "trainer/global_step"  # logged with a metric `step`, which is the loggers' x then
 FLUSH_S = 1  # seconds between two flushes of the writer's own thread
 # curves over tokens; their group precedes the others, so TIME SERIES shows the losses first
 OVER_TOKENS = {"train/loss": "loss_by_tokens/train", "val/loss": "loss_by_tokens/val"}
@@ -57,7 +58,7 @@ class RunLogger(Logger):
 
     A row of the file is one JSON object, flushed at once: `step` (1 is the first optimizer step; a
     training loss precedes its step's update, a validation loss follows it), `time` (seconds since
-    the epoch) and the metrics that were logged together.
+    the epoch) and the metrics that were logged together. A metric named `time` is `own/time`.
 
     Args:
         runs: Folder of all runs of a name. A new run is `KIND_N` in it, with the next free N.
@@ -118,7 +119,8 @@ class RunLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
-        row = {"step": step, "time": round(time.time(), 3), **finite}
+        row = {"step": metrics.get(GLOBAL_STEP, step), "time": round(time.time(), 3)}
+        row |= {f"own/{k}" if k in row else k: v for k, v in finite.items()}
         path = RunPaths(self.folder).metrics
         with explained("write", path):
             self._drop_later_rows(path)

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -22,6 +23,7 @@ from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest, pick
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.logger import GLOBAL_STEP
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.sharding import ShardedStrategy
@@ -40,12 +42,16 @@ class GlobalStepConnector(_LoggerConnector):
     """Logs the rows of a fit at trainer.global_step, in every logger: the first step is 1.
 
     Lightning's own x is one lower, also that of a validation's row. It takes another x from a
-    metric named `step` only, which ModelCheckpoint then takes for the step of its files.
+    metric named `step` only, which ModelCheckpoint then takes for the step of its files. RunLogger
+    has the true step beside such a metric.
     """
 
     def log_metrics(self, metrics: _OUT_DICT, step: int | None = None) -> None:
-        if step is None and self.trainer.state.fn == TrainerFn.FITTING and "step" not in metrics:
-            step = self.trainer.global_step
+        if step is None and self.trainer.state.fn == TrainerFn.FITTING:
+            if "step" in metrics:
+                metrics = {**metrics, GLOBAL_STEP: torch.tensor(self.trainer.global_step)}
+            else:
+                step = self.trainer.global_step
         super().log_metrics(metrics, step)
 
 

@@ -11,13 +11,16 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from tiny_fit import RUN, TINY_RUN, logged_steps, rows
 from torch import nn
 from torch.utils.data import DataLoader
 
 from gpt_lightning import GPTCLI
+from gpt_lightning.cli import main
 from gpt_lightning.data.loader import tokens_and_targets
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.training.command import TrainingCLI
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import Trainer
@@ -442,3 +445,25 @@ def test_every_logger_has_the_steps_that_the_optimizer_has_taken(
     }
     assert steps == {"train/loss": [2, 4, 6, 8], "val/loss": [4, 8], "own": [4, 8]}
     assert trainer.callback_metrics.keys().isdisjoint({"step", "epoch"})
+
+
+class Odd(GPTModule):
+    """Logs metrics whose names metrics.jsonl and timeline.jsonl have for other things."""
+
+    names = ("step", "time", "event", "text", "steps", "epoch", "tokens")
+
+    def training_step(self, batch, batch_idx):
+        self.log_dict(dict.fromkeys(self.names, 1000.0))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_metric_of_any_name_leaves_the_rows_of_a_run_whole(own_folder, capsys):
+    run = ["fit", *TINY_RUN, "--trainer.log_every_n_steps=2"]
+    TrainingCLI(Odd, args=[*run, "--trainer.max_steps=4"])
+    TrainingCLI(Odd, args=[*run, "--trainer.max_steps=6", "--resume=auto"])
+    assert "lost" not in capsys.readouterr().err
+    assert logged_steps() == [2, 4, 6]
+    found = rows()
+    assert all(row["time"] > 1e9 for row in found)
+    assert {row["own/time"] for row in found if "train/loss" in row} == {1000.0}
+    assert main(["plot", str(RUN)]) == 0
