@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.parsing import checked
+from gpt_lightning.parsing import checked, program
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
@@ -86,6 +87,7 @@ class RunCheckpoint(steps.StepCallback):
         if trainer.is_global_zero and self._writes:
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
+            check_others(trainer, folder)
             folders.check_writable(folder, 0)
             self._lock.enter_context(folders.lock_folder(folder))
             folders.sweep(folder)
@@ -195,6 +197,11 @@ class RunCheckpoint(steps.StepCallback):
             return
         name = folders.checkpoint_name(trainer.global_step, self._loss)
         path = self.checkpoint_folder(trainer) / name
+        if trainer.is_global_zero and not path.parent.is_dir():
+            raise UserError(
+                f"step {trainer.global_step} is not saved: {path.parent} is not there any more; go "
+                f"on where the run is now, with `{program()} resume FOLDER`"
+            )
         with phase(trainer, "checkpoint"):
             self._check_finite(trainer)
             if logger := steps.run_logger(trainer):
@@ -258,3 +265,20 @@ class RunCheckpoint(steps.StepCallback):
         if self.keep_every_n_steps is not None:
             kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
         return kept
+
+
+def check_others(trainer: Trainer, folder: Path) -> None:
+    """Raise a UserError if a ModelCheckpoint's files would have names of ours, which are deleted.
+
+    Args:
+        trainer: Trainer with the callbacks.
+        folder: Folder of our checkpoints.
+    """
+    for other in trainer.checkpoint_callbacks:
+        if isinstance(other, ModelCheckpoint):
+            path = Path(other.format_checkpoint_name({}))
+            if path.parent.resolve() == folder.resolve() and folders.sort_saved([path]):
+                raise UserError(
+                    f"ModelCheckpoint: filename {other.filename} would give its files names of the "
+                    "run's own checkpoints, which are deleted: give another filename or dirpath"
+                )

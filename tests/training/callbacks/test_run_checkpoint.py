@@ -4,16 +4,19 @@ import re
 import shlex
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
-from tiny_fit import RUN, fit, logged_steps, quiet_trainer, tiny_config, tiny_data
+from tiny_fit import RUN, TINY_RUN, fit, logged_steps, quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning import GPTModule
 from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import HashingFile, write_durable_checkpoint
 from gpt_lightning.runs.folders import check_digest, sidecar
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.optim import all_finite
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -217,3 +220,28 @@ def test_a_stock_trainer_writes_our_files_without_a_plugin():
     (path,) = Path("checkpoints").glob("*.ckpt")
     assert path.name == "step-0000002.ckpt"
     assert check_digest(path)
+
+
+@pytest.mark.parametrize("filename", ["step-{step}", "step-{step:07d}-loss-{val/loss:.4f}"])
+def test_a_model_checkpoint_cannot_give_its_files_our_names(filename, capsys):
+    theirs = ["--trainer.callbacks+=ModelCheckpoint", f"--trainer.callbacks.filename={filename}"]
+    theirs.append("--trainer.callbacks.auto_insert_metric_name=false")
+    assert fit(4, *theirs) == 2
+    assert f"ModelCheckpoint: filename {filename} would" in capsys.readouterr().err
+    assert not RUN.exists()
+    assert fit(4, *theirs, "--trainer.callbacks.dirpath=theirs") == 0
+    assert list(Path("theirs").glob("step-*4*.ckpt"))
+
+
+def test_a_run_whose_folder_is_moved_does_not_go_on_in_the_old_place(capsys):
+    class Moves(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 3:
+                RUN.parent.rename("lightning_logs/moved")
+
+    settings = ["--trainer.logger=false", "--trainer.limit_val_batches=0"]
+    argv = [*TINY_RUN, *settings, "--trainer.max_steps=9", "--checkpoint.every_n_steps=2"]
+    with pytest.raises(UserError, match=r"step 4 is not saved: lightning_logs/run/"):
+        run_cli(["fit", *argv], callbacks=[Moves()])
+    assert [path.name for path in Path("lightning_logs").iterdir()] == ["moved"]
+    assert main(["resume", "lightning_logs/moved", "--trainer.max_steps=4"]) == 0
