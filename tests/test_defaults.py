@@ -15,7 +15,7 @@ from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
-from gpt_lightning.training.callbacks.signals import Replicas, StopSignals, Watchdog
+from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
@@ -49,8 +49,6 @@ def test_the_defaults_of_a_command(command, tmp_path, monkeypatch, capsys):
         ("samples", SampleText),
         ("checkpoint", RunCheckpoint),
         ("signals", StopSignals),
-        ("replicas", Replicas),
-        ("watchdog", Watchdog),
         (None, sample),
         (None, prepare),
     ],

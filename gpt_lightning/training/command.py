@@ -28,7 +28,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from gpt_lightning import errors, parsing
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, write_atomic
-from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.device import machine_record, version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
@@ -36,7 +35,7 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, run_folders
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings
-from gpt_lightning.training import steps
+from gpt_lightning.training import ranks, steps
 from gpt_lightning.training import trainer as ours
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.report import RunReport
@@ -349,7 +348,6 @@ class TrainingCLI(LightningCLI):
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
         ranks.check_group(trainer.world_size)
-        ranks.supervise(trainer.strategy)
         return trainer
 
     def _name_folder(self, config: Any) -> Path:
@@ -409,14 +407,14 @@ class TrainingCLI(LightningCLI):
             if batch := batch_size_on(record, run.world_size):
                 data.batch_size = self.config[str(self.subcommand)].data.batch_size = batch
         if run.world_size > 1:
-            from gpt_lightning.hardware.agreement import agree  # not for one rank
-
-            agree(run, vars(self.config[str(self.subcommand)].as_flat()))
+            ranks.compare_settings(run, vars(self.config[str(self.subcommand)].as_flat()))
+            ranks.supervise(run.strategy.launcher)
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
+            ranks.leave(error)
             if type(error).__module__.startswith(COMPILERS):
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                 reason = [line for line in lines[2:] if "error:" in line][:1]  # a compiler's own
@@ -424,11 +422,6 @@ class TrainingCLI(LightningCLI):
                     f"compiling the model failed ({type(error).__name__}: "
                     f"{' '.join([*lines[:2], *reason])}): set --model.compile false, or repair the "
                     "compiler that torch.compile uses"
-                ) from error
-            if ranks.is_lost_peer(error):
-                ranks.leave_to_launcher(self.trainer)
-                raise errors.PeerError(
-                    f"the connection to another rank is lost; {errors.CONTINUE}"
                 ) from error
             if type(error).__module__.startswith("wandb."):  # no account, or no network
                 raise UserError(

@@ -19,7 +19,7 @@ from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.training import steps
+from gpt_lightning.training import ranks, steps
 
 if TYPE_CHECKING:
     from gpt_lightning.training.keywords import DataArguments
@@ -161,6 +161,8 @@ class TokenDataModule(LightningDataModule):
                 reader.stream("val")
         else:
             reader.stream("test" if stage == "test" else "val")
+        if self.trainer and self.trainer.world_size > 1:
+            ranks.compare_data(self.trainer, self.record())
 
     def train_dataloader(self) -> steps.BetweenSteps:
         hook = functools.partial(steps.call_between_batches, self.trainer)

@@ -289,9 +289,6 @@ class StepCallback(Callback):
     def between_batches(self, trainer: Trainer) -> None:
         """Act between two micro-batches, when nothing is in flight; see BetweenSteps."""
 
-    def before_phase(self) -> None:
-        """Act before a phase that is no training and may take longer than a batch."""
-
     def before_validation(self, trainer: Trainer) -> None:
         """Act before the loader of a validation, which follows a step, starts its workers."""
 

@@ -20,12 +20,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning.errors import UserError, one_line
 from gpt_lightning.files import Fields, yaml_beside
-from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest, pick
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.logger import GLOBAL_STEP
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
+from gpt_lightning.training.ranks import NO_COMMAND
 from gpt_lightning.training.sharding import ShardedStrategy
 
 EVALUATION_METRICS = ("val/loss", "val/perplexity", "val/bits_per_byte", "train/eval_loss")

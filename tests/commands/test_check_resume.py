@@ -12,7 +12,6 @@ from gpt_lightning.commands.check_resume import SESSION, fit_command
         ("time", True),
         ("perf/tokens_per_sec", True),
         ("perf/step_ms", True),
-        ("perf/rank_step_ms/median", True),
         ("perf/mfu", True),
         ("perf/memory_gib", True),
         ("perf/tokens", False),

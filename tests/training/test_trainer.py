@@ -1,15 +1,12 @@
 """Bounds of the Trainer's arguments, from both sides, without a run."""
 
-import sys
 from datetime import timedelta
 
 import pytest
-from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.distributed import RankLauncher
 from gpt_lightning.training import trainer as module
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
@@ -68,15 +65,6 @@ def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
         module.Trainer(accelerator="cpu", devices=2, logger=False)
     module.Trainer(accelerator="cpu", devices=1, logger=False)
-
-
-def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["-c"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    launcher = RankLauncher(LightningEnvironment(), 2, 1)
-    with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
-        launcher.launch(lambda: None)
-    assert not launcher.procs
 
 
 @pytest.mark.parametrize("devices", [0, -2, "0", "gpu", "[]", "1.5", ""])

@@ -23,7 +23,6 @@ from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.remote.files import fetch_file
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.samples import evaluated_weights, run_tokenizer
-from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.callbacks.speed import phase
 
 # the 10,042 items of the validation split (Zellers et al. 2019)
@@ -133,7 +132,6 @@ class HellaSwag(steps.StepCallback):
     @torch.no_grad()
     def _hits(self, trainer: Trainer, model: GPT) -> Tensor:
         """Return the number of items of this rank whose right ending is chosen, a scalar."""
-        watchdog = steps.find_callback(trainer, Watchdog)
         device = trainer.strategy.root_device
         dtype = autocast_dtype(trainer.precision)
         vocab_size = run_tokenizer(trainer).vocab_size  # rows beyond it are padding
@@ -142,8 +140,6 @@ class HellaSwag(steps.StepCallback):
         training = [module for module in model.modules() if module.training]
         model.eval()
         for first in range(0, len(own), self.batch_size):
-            if watchdog:
-                watchdog.beat()
             part = own[first : first + self.batch_size]
             x, y = batch_of(part, model.config.block_size)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):

@@ -306,8 +306,6 @@ class PhaseClock:
 @contextmanager
 def phase(trainer: Trainer, name: str) -> Iterator[None]:
     """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
-    for callback in steps.step_callbacks(trainer):
-        callback.before_phase()
     monitor = find_callback(trainer, SpeedMonitor)
     with monitor.phase(name) if monitor else nullcontext():
         yield

@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
-from gpt_lightning.hardware.distributed import LoopbackEnvironment
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint
@@ -25,6 +24,7 @@ from gpt_lightning.training.callbacks import signals
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.fit import run_cli
+from gpt_lightning.training.ranks import LoopbackEnvironment
 
 
 class Sender(L.Callback):

@@ -7,15 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tiny_fit import rows
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware import agreement, distributed
-from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave_to_launcher, take_world
+from gpt_lightning.training import ranks
+from gpt_lightning.training.ranks import take_world
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = {"train/loss", "val/loss", "val/tokens", "optim/grad_norm", "perf/tokens"}
@@ -224,13 +223,11 @@ def test_a_killed_rank_ends_the_others_within_seconds(folder):
 @pytest.mark.slow
 def test_a_missing_machine_is_one_line(folder):
     skip_check()
-    wait = {agreement.LIMIT: 2, "NNODES": 2, "NPROC": 1, "PORT": folder}
+    wait = {ranks.LIMIT: 2, "NNODES": 2, "NPROC": 1, "PORT": folder}
     run = start("torchrun.sh", **wait)
     _, err = run.communicate(timeout=100)
     assert run.returncode == 75
-    assert re.fullmatch(
-        f"error: fewer machines than NNODES 2 at localhost:.*{agreement.LIMIT}\n", err
-    )
+    assert re.fullmatch(f"error: fewer machines than NNODES 2 at localhost:.*{ranks.LIMIT}\n", err)
 
 
 @pytest.mark.slow
@@ -239,29 +236,6 @@ def test_a_wrong_setting_is_not_started_again(folder):
     _, err = run.communicate(timeout=100)
     assert run.returncode == 2
     assert err == "error: unknown key 'trainer.max_stepss': did you mean 'trainer.max_steps'?\n"
-
-
-def external(rank, **changes):
-    environment = SimpleNamespace(creates_processes_externally=True)
-    strategy = SimpleNamespace(cluster_environment=environment, launcher=None)
-    return SimpleNamespace(strategy=strategy, local_rank=rank, global_rank=rank + 4, **changes)
-
-
-def test_a_lost_rank_is_no_error_of_its_own_under_a_launcher(capsys, monkeypatch):
-    for rank, line in ((0, "rank 4: another rank has ended; "), (1, "")):
-        with pytest.raises(SystemExit, match="75"):
-            leave_to_launcher(external(rank))
-        assert capsys.readouterr().err[:32] == line
-    ours = external(0)
-    ours.strategy.launcher = object.__new__(RankLauncher)
-    leave_to_launcher(ours)
-    slept = []
-    monkeypatch.setattr(distributed.time, "sleep", slept.append)
-    leave_to_launcher(ours)
-    assert not slept
-    monkeypatch.setenv(PARENT, "1")
-    leave_to_launcher(external(1))
-    assert slept == [2 * distributed.PATIENCE_S]  # rank 0 has ended it by then
 
 
 @pytest.mark.slow
