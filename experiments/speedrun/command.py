@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
         rows.append(run_seed(config, seed, device, folder))
         Ledger(root).append({"seed": seed}, dataclasses.asdict(rows[-1]))
         console = Console(SeedRow, rows[-1:])
-        print(f"\n{console.header()}\n{console.line(rows[-1])}\n", flush=True)
+        print(f"\n{console.header}\n{console.line(rows[-1])}\n", flush=True)
     times.append(nanogpt_steps_s(nanogpt, track, device))
     runs = [find_run(root / f"seed_{row.seed}") for row in rows]
     breaches = [text for run, row in zip(runs, rows, strict=True) for text in problems(run, row)]

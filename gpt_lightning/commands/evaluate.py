@@ -106,7 +106,7 @@ def evaluate(
         return
     console = Console(ScoreRow)
     print(f"# {found.source}, {dtype} on {device_kind(device)}")
-    print(console.header())
+    print(console.header)
     for row in score_rows(results["results"]):
         print(console.line(row))
 

@@ -60,7 +60,7 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
     plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
     console = Console(AgainstRow)
     evaluations = [row for row in rows if row.split != "batch"]  # hundreds more, in losses.csv
-    print(title, console.header(), *map(console.line, evaluations), sep="\n")
+    print(title, console.header, *map(console.line, evaluations), sep="\n")
     print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
 
 

@@ -50,7 +50,7 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
     """
     console, rows = Console(FigureRow), []
     title, source = REPORTS[name]
-    print(f"{title}\n{console.header()}")
+    print(f"{title}\n{console.header}")
     for figure in reference_rows("figures.csv", name):
         measure = {"bench": bench_of, "loss": loss_of}[figure["measure"]]
         ours, verdict, note = measure(figure)

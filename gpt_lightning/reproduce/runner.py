@@ -1,11 +1,15 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
@@ -28,7 +32,7 @@ from gpt_lightning.reproduce.settings import SettingRow, compare_settings, read_
 from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
-from gpt_lightning.tables.pictures import plot_losses
+from gpt_lightning.tables.pictures import LOSSES_COLUMNS, LOSSES_WIDTH_IN, styled, write_picture
 from gpt_lightning.tables.rows import (
     Column,
     Console,
@@ -139,7 +143,7 @@ class CaseRun:
         def begin(module: GPTModule) -> None:
             ours = read_settings(module)
             data = "loaded {train_tokens} tokens, 1 epoch = {epoch_batches} batches".format(**ours)
-            tqdm.write("\n".join([*self._head, f"\n{intro}", data, console.header()]))
+            tqdm.write("\n".join([*self._head, f"\n{intro}", data, console.header]))
             self._head.clear()
             for observation in seen:
                 show(observation)
@@ -251,7 +255,7 @@ class CaseRun:
     def summary(self) -> Iterator[str]:
         """Yield a line for each rung, its note, and the folder of the results."""
         console = Console(RungRow, without=("note",))
-        yield f"\n{console.header()}"
+        yield f"\n{console.header}"
         yield from map(console.line, self.rungs)
         yield f"\n{self.folder}: results.md, results.json, {PICTURE}, a CSV a table"
         yield from (f"{row.verdict}: {row.rung}: {row.note}" for row in self.rungs if row.note)
@@ -262,6 +266,39 @@ class CaseRun:
 def ratio(a: float | None, b: float | None) -> float | None:
     """Return a / b, or None if one of them is missing."""
     return a / b if a and b else None
+
+
+@styled
+def plot_losses(path: Path, title: str, rows: Sequence[LossRow]) -> None:
+    """Draw published losses as circles over our curves, and the differences below them.
+
+    Args:
+        path: A .png file.
+        title: Title of the picture.
+        rows: Losses of all rungs.
+    """
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4))
+    losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    series: dict[str, list[LossRow]] = {}
+    for row in rows:
+        if row.split != "best":
+            series.setdefault(f"{row.rung} {row.split}", []).append(row)
+    for index, (label, points) in enumerate(series.items()):
+        look = {"color": f"C{index}"}
+        losses.plot([r.step for r in points], [r.ours for r in points], label=label, **look)
+        both = [r for r in points if r.difference is not None]
+        steps = [r.step for r in both]
+        losses.plot(steps, [r.theirs for r in both], "o", ms=5, mfc="none", **look)
+        distances = [max(abs(r.difference or 0.0), 1e-7) for r in both]  # 0 has no logarithm
+        differences.plot(steps, distances, "o-", ms=3, lw=0.8, **look)
+        tolerances = np.array([r.tolerance for r in both], dtype=float)  # None is nan
+        differences.step(steps, tolerances, where="post", ls="--", lw=1, **look)
+    losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
+    losses.legend(title="line: ours; circle: published", ncols=2)
+    differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
+    differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
+    differences.xaxis.set_major_locator(MaxNLocator(integer=True))
+    write_picture(figure, path)
 
 
 # ---- comparison of a loss ------------------------------------------------------------------------

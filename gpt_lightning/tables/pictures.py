@@ -1,7 +1,6 @@
-"""Pictures of results: losses, runs, and quantities of a sweep over a size."""
+"""Pictures of results: runs, and quantities of a sweep over a size."""
 
 import io
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,39 +31,6 @@ def write_picture(figure: Figure, path: Path, title: str = "") -> None:
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:].lower(), metadata={"Title": title})
     write_atomic(path, content.getvalue())
-
-
-@styled
-def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
-    """Draw published losses as circles over our curves, and the differences below them.
-
-    Args:
-        path: A .png file.
-        title: Title of the picture.
-        rows: Rows with the fields of reproduce's LossRow.
-    """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4))
-    losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    series: dict[tuple[str, str], list[Any]] = {}
-    for row in rows:
-        if row.split != "best":
-            series.setdefault((row.rung, row.split), []).append(row)
-    for index, ((rung, split), points) in enumerate(series.items()):
-        numbers = [(r.step, r.ours, r.theirs, r.difference, r.tolerance) for r in points]
-        ours = np.array(numbers, dtype=float)  # None is nan
-        steps, _, theirs, difference, tolerance = ours[~np.isnan(ours[:, 2])].T
-        color = f"C{index}"
-        losses.plot(*ours.T[:2], color=color, label=f"{rung} {split}")
-        losses.plot(steps, theirs, ls="", marker="o", ms=5, mfc="none", mec=color)
-        distance = np.maximum(abs(difference), 1e-7)  # 0 has no logarithm
-        differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
-        differences.step(steps, tolerance, where="post", color=color, ls="--", lw=1)
-    losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
-    losses.legend(title="line: ours; circle: published", ncols=2)
-    differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
-    differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
-    differences.xaxis.set_major_locator(MaxNLocator(integer=True))
-    write_picture(figure, path)
 
 
 @styled
@@ -158,27 +124,25 @@ def plot_rows(
         lines.setdefault(place(row), []).append(row)
     columns = list(dict.fromkeys(column for column, _, _ in lines))
     colors = list(dict.fromkeys(label for _, label, _ in lines))
-    size = 4.2 * max(2, len(columns)), 3.9 * len(quantities)
-    figure = Figure(figsize=size)
+    figure = Figure(figsize=(4.2 * max(2, len(columns)), 3.9 * len(quantities)))
     grid = figure.subplots(len(quantities), len(columns), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title)
     for panels, (field, quantity) in zip(grid, quantities.items(), strict=True):
         for axes in panels:
             axes.set_xscale("log", base=2)  # sizes are powers of two, so their ticks are too
-            axes.set_yscale("log")
+            axes.set(xlabel=x[1], ylabel=quantity, yscale="log")
             axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter(LogFormatter())  # where there are few powers of ten
+            axes.label_outer()
         for (column, label, style), drawn in lines.items():
             points = sorted((getattr(row, x[0]), y) for row in drawn if (y := getattr(row, field)))
+            color = f"C{colors.index(label)}"
+            name = label if points else "_"  # a line without points is not in the legend
             xy = np.array(points).reshape(-1, 2).T
-            # a line without points is not in the legend
-            look = {"color": f"C{colors.index(label)}", "label": label if points else "_"}
-            panels[columns.index(column)].plot(*xy, "o" + style, ms=3, lw=1, **look)
-        panels[0].set_ylabel(quantity)
-        panels[0].yaxis.set_major_formatter("{x:,g}")
-        panels[0].yaxis.set_minor_formatter(LogFormatter())  # where there are few powers of ten
-    for top, bottom, column in zip(grid[0], grid[-1], columns, strict=True):
+            panels[columns.index(column)].plot(*xy, f"o{style}{color}", ms=3, lw=1, label=name)
+    for top, column in zip(grid[0], columns, strict=True):
         top.set_title(column)
-        bottom.set_xlabel(x[1])
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=2)
     write_picture(figure, path)

@@ -84,7 +84,7 @@ Tables = Mapping[str, Sequence[Row]]  # name -> rows
 
 
 class Console:
-    """Aligned lines of a table whose rows are printed one at a time.
+    """Aligned lines of a table whose rows are printed one at a time; `header` has the titles.
 
     Args:
         row_type: Class of the rows.
@@ -104,10 +104,7 @@ class Console:
             f"{'>' if column.form else '<'}{max(column.width, *map(len, texts))}"
             for column, *texts in zip(self.columns.values(), *lines, strict=True)
         ]
-
-    def header(self) -> str:
-        """Return the line of titles."""
-        return self._join(self.titles)
+        self.header = self._join(self.titles)
 
     def line(self, row: Row) -> str:
         """Return the line of a row."""

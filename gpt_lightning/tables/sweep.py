@@ -173,7 +173,7 @@ class Sweep:
         self._console = Console(row_type, map(row_type.of, rows))
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
-        print(f"\n{self._console.header()}", flush=True)
+        print(f"\n{self._console.header}", flush=True)
 
     def run(self) -> int:
         """Measure every configuration.

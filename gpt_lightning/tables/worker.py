@@ -5,7 +5,6 @@ namespace of the fields and prints its result, a mapping of plain values, as the
 """
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -57,7 +56,8 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Fields:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if MARK in out:
-        return json.loads(out.rpartition(MARK)[2].partition("\n")[0])
+        line = out.rpartition(MARK)[2].partition("\n")[0]
+        return json.loads(line, parse_constant=lambda name: None)  # nan and inf are no JSON
     return crash(process.returncode, errors)
 
 
@@ -97,10 +97,7 @@ def measured(address: str, configuration: Values) -> Values:
         return failure(error)
     if found["status"] == "ok" and (wrong := implausible(found)):
         found |= {"status": "implausible", "note": wrong}
-    return {  # JSON has no number that is not finite
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in found.items()
-    }
+    return found
 
 
 if __name__ == "__main__":

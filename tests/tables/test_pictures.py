@@ -7,8 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from gpt_lightning.reproduce.runner import LossRow
-from gpt_lightning.tables.pictures import PHASES, plot_losses, plot_rows, plot_runs, short_names
+from gpt_lightning.reproduce.runner import LossRow, plot_losses
+from gpt_lightning.tables.pictures import PHASES, plot_rows, plot_runs, short_names
 
 
 def test_a_title_is_as_wide_as_the_picture_at_most(tmp_path, monkeypatch):

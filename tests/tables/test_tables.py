@@ -29,7 +29,7 @@ def test_a_title_has_the_units_that_people_write():
 
 def test_console_lines_have_one_width_a_column():
     console = Console(ToyRow, without=("note",))
-    assert console.header() == "its name    step ms"
+    assert console.header == "its name    step ms"
     assert console.line(ROWS[0]) == "a           1,234.6"
     assert console.line(ROWS[1]) == "b"
 
