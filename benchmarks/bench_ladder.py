@@ -22,7 +22,7 @@ from gpt_lightning.tables.rows import (
     Hidden,
     HiddenHundredths,
     Hundredths,
-    Row,
+    Measured,
     Share,
     Text,
     Values,
@@ -56,7 +56,7 @@ BATCHES = {
 
 
 @dataclass
-class LadderRow(Row):
+class LadderRow(Measured):
     """Speed on one rung."""
 
     device: Text
@@ -69,8 +69,6 @@ class LadderRow(Row):
     speedup_in_all: Hundredths
     warmup_s: Hundredths
     attention: Hidden
-    status: Text
-    note: Hidden
 
 
 def beside_others(row: LadderRow, before: Sequence[LadderRow]) -> LadderRow:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -32,11 +31,11 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import (
-    Column,
     Count,
-    Hidden,
+    Grouped,
+    HiddenThousandths,
     Hundredths,
-    Row,
+    Measured,
     Text,
     Thousandths,
     Values,
@@ -54,22 +53,20 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class LoaderRow(Row):
+class LoaderRow(Measured):
     """Speed of the loader, and the floor."""
 
     order: Text
     batch_size: Count
     workers: Count
-    n_tokens: Annotated[int | None, Column(",d")]
+    n_tokens: Grouped
     first_batch_ms: Hundredths
     batch_ms: Thousandths
     batch_p90_ms: Thousandths
     tokens_per_sec: Whole
-    floor_ms: Annotated[float | None, Column(",.3f", console=False)]
+    floor_ms: HiddenThousandths
     floor_tokens_per_sec: Whole
     floor_share: Hundredths
-    status: Text
-    note: Hidden
 
 
 BENCH = Bench(
@@ -97,8 +94,8 @@ def measure_data(row: SimpleNamespace) -> Values:
     endless = itertools.chain.from_iterable(itertools.repeat(loader))
 
     def take(timer: timing.StepTimer) -> None:
-        next(endless)
-        timer.end("batch")
+        with timer.phase("batch"):
+            next(endless)
 
     times, first = timing.record(take, CPU, WARMUP, BATCHES)
     floor = steady_mean(floor_ms(dataset, tokens, BATCHES))
@@ -121,9 +118,9 @@ def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
     kept: list[np.ndarray] = []  # training keeps a batch while the next one is read
 
     def copy(timer: timing.StepTimer) -> None:
-        start = next(starts) % (len(shard) - tokens)
-        kept[:] = [shard[i : i + tokens].astype(np.int64) for i in (start, start + 1)]
-        timer.end("copy")
+        with timer.phase("copy"):
+            start = next(starts) % (len(shard) - tokens)
+            kept[:] = [shard[i : i + tokens].astype(np.int64) for i in (start, start + 1)]
 
     times, _ = timing.record(copy, CPU, 0, repeats)
     return times["total"]

@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated
 
 import torch
 
@@ -22,13 +21,12 @@ from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import (
-    Column,
     Count,
     Flag,
-    Hidden,
+    HiddenThousandths,
     Hundredths,
     Loss,
-    Row,
+    Measured,
     Text,
     Thousandths,
     Values,
@@ -36,11 +34,9 @@ from gpt_lightning.tables.rows import (
 )
 from gpt_lightning.tables.sweep import Bench, run_bench
 
-Bound = Annotated[float | None, Column(".3f", console=False)]
-
 
 @dataclass
-class PeersRow(Row):
+class PeersRow(Measured):
     """Speed of both models."""
 
     device: Text
@@ -55,14 +51,12 @@ class PeersRow(Row):
     theirs_tokens_per_sec: Whole
     ratio: Thousandths
     ratio_std: Thousandths
-    ratio_min: Bound
-    ratio_max: Bound
+    ratio_min: HiddenThousandths
+    ratio_max: HiddenThousandths
     ours_graphs: Count
     theirs_graphs: Count
     ours_loss: Loss
     theirs_loss: Loss
-    status: Text
-    note: Hidden
 
 
 BENCH = Bench(

@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
@@ -32,12 +32,20 @@ from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.tables.pictures import LOSSES_COLUMNS, LOSSES_WIDTH_IN, styled
-from gpt_lightning.tables.rows import Column, Console, Row, Tenths, Text, Whole, markdown
+from gpt_lightning.tables.rows import (
+    Console,
+    Grouped,
+    Row,
+    TenThousandths,
+    Tenths,
+    Text,
+    Whole,
+    markdown,
+)
 
 LEDGER = "ledger.yaml"
 WAYS = {f"nanoGPT_{way.replace(' ', '_')}": way for way in NANOGPT["cpu"]}
 fill = functools.partial(textwrap.fill, width=100, break_on_hyphens=False)
-LossColumn = Annotated[float | None, Column(".4f")]
 
 
 @dataclasses.dataclass
@@ -45,8 +53,8 @@ class NanogptRow(Row):
     """Time of nanoGPT in one way."""
 
     nanoGPT: Text
-    step_s: Annotated[float, Column(".4f")]
-    steps: Annotated[int, Column(",d")]
+    step_s: TenThousandths
+    steps: Grouped
     time_s: Whole
     times_as_long: Tenths
 
@@ -60,8 +68,8 @@ class LedgerRow(Row):
     date: Text
     commit: Text
     seeds: Text
-    loss: LossColumn
-    bound: LossColumn
+    loss: TenThousandths
+    bound: TenThousandths
     time_s: Seconds
     nanoGPT_eager_float32_s: Whole
     nanoGPT_eager_float32_ratio: Tenths

@@ -16,27 +16,24 @@ from jsonargparse import Namespace
 
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.tables.options import DEVICE, device, listed
-from gpt_lightning.tables.rows import Column, Flag, Hidden, Row, Text, Values
+from gpt_lightning.tables.rows import Column, Flag, Measured, TenThousandths, Text, Values
 from gpt_lightning.tables.sweep import Bench
 
 ADDEND, TIMES = 0.01, 1000
 PUBLISHED = yaml_beside(__file__)
-Digits = Annotated[float | None, Column(".4f")]
 
 
 @dataclass
-class SumRow(Row):
+class SumRow(Measured):
     """Sum, and the published one."""
 
     device: Text
     accumulator: Text
     addend: Text
     upcast: Flag
-    sum: Digits
-    published: Digits
+    sum: TenThousandths
+    published: TenThousandths
     error: Annotated[float | None, Column("+.2e")]
-    status: Text
-    note: Hidden
 
 
 def read_sums(args: Namespace) -> list[Values]:

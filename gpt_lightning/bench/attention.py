@@ -47,7 +47,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.bench import memory_meter, models, timing
-from gpt_lightning.bench.memory_meter import MIB, PhaseContext
+from gpt_lightning.bench.memory_meter import PhaseContext
 from gpt_lightning.bench.models import RoPE
 from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_count, set_products
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
@@ -56,10 +56,9 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import (
     Count,
     Flag,
-    Hidden,
     HiddenHundredths,
     Hundredths,
-    Row,
+    Measured,
     Tenths,
     Text,
     Thousandths,
@@ -84,7 +83,7 @@ QUANTITIES = {
 
 
 @dataclass
-class AttentionRow(Row):
+class AttentionRow(Measured):
     """Times and memory of one kernel."""
 
     device: Text
@@ -114,8 +113,6 @@ class AttentionRow(Row):
     first_step_s: Hundredths
     graphs: Count
     replaced: Count
-    status: Text
-    note: Hidden
 
 
 def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
@@ -217,8 +214,7 @@ def measure_attention(row: SimpleNamespace) -> Values:
         "backward_tflops_per_sec": 2.5 * gflop / median(times["backward"]),
         "first_step_s": first["total"] / 1e3,
         **timing.phase_columns(times, "forward", "backward"),
-        "held_mib": (phases["forward"].end - phases["forward"].begin) / MIB,
-        "peak_mib": max(phase.peak for phase in phases.values()) / MIB,
+        **memory_meter.held_and_peak(phases),
         "memory_by": method,
         "graphs": checked_graphs(compiled, graphs),
         # attentions for which the compiler calls scaled_dot_product_attention

@@ -31,7 +31,7 @@ from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.precision import DTYPES
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Column, Hidden, Row, Tables, Text, Values
+from gpt_lightning.tables.rows import Column, Measured, Row, Tables, Text, Values
 from gpt_lightning.tables.sweep import Bench
 
 MODELS = ("toy", "gpt")
@@ -42,7 +42,7 @@ Error = Annotated[float | None, Column(".2g")]
 
 
 @dataclass
-class DtypeRow(Row):
+class DtypeRow(Measured):
     """Dtypes of a step under autocast, by kind of tensor."""
 
     device: Text
@@ -57,8 +57,6 @@ class DtypeRow(Row):
     logits: Text
     loss: Text
     gradients: Text
-    status: Text
-    note: Hidden
 
 
 @dataclass

@@ -31,10 +31,9 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import (
     Count,
-    Hidden,
     HiddenHundredths,
     Hundredths,
-    Row,
+    Measured,
     Text,
     Values,
     Whole,
@@ -46,7 +45,7 @@ SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
 @dataclass
-class BatchRow(Row):
+class BatchRow(Measured):
     """Trial of a micro-batch."""
 
     device: Text
@@ -58,8 +57,6 @@ class BatchRow(Row):
     limit_gib: HiddenHundredths
     micro_batch_ms: Hundredths
     tokens_per_sec: Whole
-    status: Text
-    note: Hidden
 
 
 BENCH = Bench(
@@ -121,8 +118,7 @@ def run(argv: list[str]) -> int:
             f"step        {step.with_batch_size(batch)}",
         ]
     print("\n" + "\n".join(lines))
-    sweep.report(lines)
-    sweep.print_files()
+    sweep.finish(lines)
     return int(largest == 0)
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ def parse_fit(options: list[str]) -> Any:
     config = training.training_parser().parse_args(["fit", *options]).fit
     resolve_precision(config.trainer)
     return config
+
+
+def row_options(row: SimpleNamespace) -> list[str]:
+    """Return the options of `fit` for a row: its size, its `fit_options` and its device."""
+    machine = [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
+    return [*size_options(row.size), *row.fit_options, *machine]
 
 
 def size_options(size: str) -> list[str]:

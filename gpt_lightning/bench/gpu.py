@@ -45,9 +45,10 @@ from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import (
     Column,
     Count,
+    Grouped,
     Hidden,
     Hundredths,
-    Row,
+    Measured,
     Share,
     Text,
     Values,
@@ -63,7 +64,7 @@ TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch
 
 
 @dataclass
-class GPURow(Row):
+class GPURow(Measured):
     """Speed of one size of one model."""
 
     size: Text
@@ -71,7 +72,7 @@ class GPURow(Row):
     batch: Count
     accumulate: Count
     context: Count
-    parameters: Annotated[int | None, Column(",d")]
+    parameters: Grouped
     steps: Count
     step_ms: Hundredths
     tokens_per_sec: Whole
@@ -84,8 +85,6 @@ class GPURow(Row):
     options: Hidden
     date: Hidden
     software: Hidden
-    status: Text
-    note: Hidden
 
 
 def run(argv: list[str]) -> int:
@@ -139,8 +138,7 @@ BENCH = Bench(
 def measure_size(row: SimpleNamespace) -> Values:
     """Train one size of one model, with half the micro-batch until it fits into memory."""
     device = torch.device(row.device)
-    arguments = [*fits.size_options(row.size), *row.fit_options]
-    arguments += [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
+    arguments = fits.row_options(row)
     parsed = fits.parse_fit(arguments)
     config = GPTConfig(**parsed.model.config.as_dict())
     dtype = fits.dtype_of(parsed, device)

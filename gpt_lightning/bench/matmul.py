@@ -27,9 +27,8 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import (
     Count,
-    Hidden,
     HiddenHundredths,
-    Row,
+    Measured,
     Share,
     Tenths,
     Text,
@@ -43,7 +42,7 @@ ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide be
 
 
 @dataclass
-class MatmulRow(Row):
+class MatmulRow(Measured):
     """Rates of one product."""
 
     device: Text
@@ -63,8 +62,6 @@ class MatmulRow(Row):
     published_peak_tflops_per_sec: Tenths
     forward_of_measured: Share
     backward_of_measured: Share
-    status: Text
-    note: Hidden
 
 
 def read_shapes(args: Namespace) -> list[Values]:
@@ -136,12 +133,12 @@ def measure_matmul(row: SimpleNamespace) -> Values:
     weight.requires_grad_()
 
     def products(timer: timing.StepTimer, calls: int) -> None:
-        for _ in range(calls):
-            out = F.linear(x, weight)
-        timer.end("forward")
-        for _ in range(calls):
-            torch.autograd.grad(out, (x, weight), gradient, retain_graph=True)
-        timer.end("backward")
+        with timer.phase("forward"):
+            for _ in range(calls):
+                out = F.linear(x, weight)
+        with timer.phase("backward"):
+            for _ in range(calls):
+                torch.autograd.grad(out, (x, weight), gradient, retain_graph=True)
 
     trial, _ = timing.record(lambda timer: products(timer, 1), device, 1, 3)
     calls = max(1, math.ceil(ROUND_MS / max(min(trial["forward"]), 1e-3)))

@@ -44,7 +44,7 @@ from gpt_lightning.tables.rows import (
     Flag,
     Hidden,
     Hundredths,
-    Row,
+    Measured,
     Tenths,
     Text,
     Thousandths,
@@ -58,7 +58,7 @@ FIRST, OUTSIDE = "block 0", "outside of the blocks"
 
 
 @dataclass
-class MemoryRow(Row):
+class MemoryRow(Measured):
     """Memory of a step."""
 
     device: Text
@@ -82,8 +82,6 @@ class MemoryRow(Row):
     held_residuals: Tenths
     resident_gib: Hundredths
     files: Hidden
-    status: Text
-    note: Hidden
 
 
 @dataclass
@@ -210,16 +208,15 @@ def measure_row(row: SimpleNamespace) -> Values:
 
 def columns(phases: dict[str, PhaseMemory], residual: int) -> Values:
     """Convert bytes to the measured columns."""
-    forward = phases["forward"]
+    sizes = memory_meter.held_and_peak(phases)
     largest = [phase.largest for phase in phases.values() if phase.largest is not None]
     return {
-        "start_mib": forward.begin / MIB,
+        **sizes,
+        "start_mib": phases["forward"].begin / MIB,
         **{f"{name}_peak_mib": phase.peak / MIB for name, phase in phases.items()},
-        "held_mib": (forward.end - forward.begin) / MIB,
-        "peak_mib": max(phase.peak for phase in phases.values()) / MIB,
         "largest_mib": max(largest) / MIB if largest else None,
         "residual_mib": residual / MIB,
-        "held_residuals": (forward.end - forward.begin) / residual,
+        "held_residuals": sizes["held_mib"] * MIB / residual,
     }
 
 

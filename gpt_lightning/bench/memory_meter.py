@@ -38,6 +38,13 @@ class PhaseMemory:
     largest: int | None = None
 
 
+def held_and_peak(phases: dict[str, PhaseMemory]) -> dict[str, float]:
+    """Return columns: memory that the forward keeps, and the peak of all phases, in MiB."""
+    forward = phases["forward"]
+    peak = max(phase.peak for phase in phases.values())
+    return {"held_mib": (forward.end - forward.begin) / MIB, "peak_mib": peak / MIB}
+
+
 def measure_memory(
     work: Work, device: torch.device, snapshot: Path | None = None
 ) -> tuple[str, dict[str, PhaseMemory]]:

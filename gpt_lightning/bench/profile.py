@@ -61,8 +61,10 @@ from gpt_lightning.tables.rows import (
     Count,
     Hidden,
     Hundredths,
+    Measured,
     Row,
     Share,
+    TenThousandths,
     Tenths,
     Text,
     Thousandths,
@@ -90,7 +92,7 @@ class ModeRow(models.ModelRow):
 
 
 @dataclass
-class ProfileRow(ModeRow):
+class ProfileRow(ModeRow, Measured):
     """Times of a step."""
 
     timer_ms: Hundredths
@@ -106,8 +108,6 @@ class ProfileRow(ModeRow):
     reductions: Share
     other: Share
     trace: Hidden
-    status: Text
-    note: Hidden
 
 
 @dataclass
@@ -128,7 +128,7 @@ class PartRow(ModeRow):
     part: Text
     kernels_ms: Thousandths
     time_share: Share
-    gflop: Annotated[float | None, Column(",.4f")]
+    gflop: TenThousandths
     flop_share: Share
     gflop_per_s: Tenths
 
@@ -158,7 +158,7 @@ class FitRow(Row):
 
 
 @dataclass
-class BudgetRow(FitRow):
+class BudgetRow(FitRow, Measured):
     """Times of the step of `fit`."""
 
     dtype: Text
@@ -170,8 +170,6 @@ class BudgetRow(FitRow):
     mfu: Share
     step: Hidden
     trace: Hidden
-    status: Text
-    note: Hidden
 
 
 @dataclass
@@ -433,8 +431,7 @@ def measure_fit(row: SimpleNamespace) -> Values:
     from gpt_lightning.bench import fits  # imports Lightning, which takes seconds
 
     device = torch.device(row.device)
-    machine = [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
-    config = fits.parse_fit([*fits.size_options(row.size), *row.fit_options, *machine])
+    config = fits.parse_fit(fits.row_options(row))
     shape, dtype = fits.step_of(config), fits.dtype_of(config, device)
     training = fits.plain_training(config, shape)
     vocab_size = training["model"]["config"]["vocab_size"]

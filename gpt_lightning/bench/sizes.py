@@ -36,9 +36,9 @@ from gpt_lightning.tables.rows import (
     Column,
     Count,
     Flag,
-    Hidden,
     HiddenHundredths,
     Hundredths,
+    Measured,
     Row,
     Share,
     Tables,
@@ -52,7 +52,7 @@ CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimiz
 
 
 @dataclass
-class SizeRow(Row):
+class SizeRow(Measured):
     """Times of a training step."""
 
     device: Text
@@ -84,8 +84,6 @@ class SizeRow(Row):
     mfu: Share
     over_fp32: Hundredths
     peak_memory_gib: Hundredths
-    status: Text
-    note: Hidden
 
 
 @dataclass

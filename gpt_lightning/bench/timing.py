@@ -57,15 +57,11 @@ class StepTimer:
         """Begin a step."""
         self._marks.append([("", record_event(self.device))])
 
-    def end(self, phase: str) -> None:
-        """End a phase, which began at the end of the phase before it."""
-        self._marks[-1].append((phase, record_event(self.device)))
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Surround the work of a phase; return a context that ends it."""
+        """Surround the work of a phase, which begins at the end of the phase before it."""
         yield
-        self.end(name)
+        self._marks[-1].append((name, record_event(self.device)))
 
     def milliseconds(self) -> Times:
         """Return durations by phase, one for each step, and of the whole step under `total`."""

@@ -16,11 +16,10 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.errors import UserError, is_out_of_memory, optional, reason_of
 from gpt_lightning.files import Fields
 from gpt_lightning.parsing import nearest
-from gpt_lightning.tables.rows import Column, Console, Row
+from gpt_lightning.tables.rows import Column, Console, Row, TenThousandths
 
 SPLITS = ("training_split", "fewshot_split", "validation_split", "test_split")
 Name = Annotated[str, Column(width=16)]
-Score = Annotated[float | None, Column(".4f")]
 
 
 @dataclass
@@ -29,8 +28,8 @@ class ScoreRow(Row):
 
     task: Name
     metric: Name
-    value: Score
-    stderr: Score
+    value: TenThousandths
+    stderr: TenThousandths
 
 
 def evaluate(

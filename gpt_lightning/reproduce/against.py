@@ -27,6 +27,7 @@ SPLITS = {
     "train": ("train_eval", "training loss, evaluated"),
     "batch": ("train", "loss of steps"),
 }
+LossColumn = Annotated[float, Column(".4f")]
 
 
 @dataclass
@@ -35,8 +36,8 @@ class AgainstRow(Row):
 
     split: Annotated[str, Column()]
     tokens: Annotated[float, Column(",.0f", width=13)]
-    ours: Annotated[float, Column(".4f")]
-    theirs: Annotated[float, Column(".4f")]
+    ours: LossColumn
+    theirs: LossColumn
     difference: Annotated[float, Column("+.4f")]
 
 

@@ -37,6 +37,7 @@ from gpt_lightning.tables.rows import (
     Column,
     Console,
     Count,
+    Hidden,
     Hundredths,
     Row,
     Share,
@@ -93,7 +94,7 @@ class RungRow(Row):
     published_tokens_per_sec: Whole = None
     published_mfu: Share = None
     published_speedup: Hundredths = None
-    note: Text = None
+    note: Hidden = None
 
 
 @dataclass(eq=False)
@@ -135,8 +136,7 @@ class CaseRun:
         """
         published = read_published(self.case, rung)
         checkpoint, step, seen = earlier(self.folder, rung) if self.resume else (None, 0, [])
-        hidden = () if self.each_step else ("step_ms", "tokens_per_sec")
-        console = Console(LossRow, without=hidden)
+        console = Console(LossRow)
         intro = "; ".join(filter(None, (f"{rung.name}: {' + '.join(rung.configs)}", rung.note)))
         rows: list[LossRow] = []
 
@@ -254,7 +254,7 @@ class CaseRun:
 
     def summary(self) -> Iterator[str]:
         """Yield a line for each rung, its note, and the folder of the results."""
-        console = Console(RungRow, without=("note",))
+        console = Console(RungRow)
         yield f"\n{console.header}"
         yield from map(console.line, self.rungs)
         yield f"\n{self.folder}: results.md, results.json, {PICTURE}, a CSV a table"

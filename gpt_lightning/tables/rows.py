@@ -21,6 +21,8 @@ Values = dict[str, object]  # field -> plain value
 # part of a field's name -> part of its title
 WORDS = {"_per_sec": "/s", "tflops": "TFLOP", "mfu": "MFU", "mib": "MiB", "gib": "GiB", "_": " "}
 
+LAST = ("status", "note")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -44,11 +46,14 @@ Text = Annotated[str | None, Column()]
 Flag = Annotated[bool | None, Column()]
 Hidden = Annotated[str | None, Column(console=False)]
 Count = Annotated[int | None, Column("d")]
+Grouped = Annotated[int | None, Column(",d")]
 Whole = Annotated[Number, Column(",.0f")]
 Tenths = Annotated[Number, Column(",.1f")]
 Hundredths = Annotated[Number, Column(",.2f")]
 HiddenHundredths = Annotated[Number, Column(",.2f", console=False)]
 Thousandths = Annotated[Number, Column(",.3f")]
+HiddenThousandths = Annotated[Number, Column(",.3f", console=False)]
+TenThousandths = Annotated[Number, Column(",.4f")]
 Loss = Annotated[Number, Column(".5f")]
 Share = Annotated[Number, Column(".1%")]
 
@@ -72,12 +77,20 @@ class Row:
             for part, written in WORDS.items():
                 title = title.replace(part, written)
             found[field.name] = replace(column, title=title)
-        return found
+        return dict(sorted(found.items(), key=lambda item: item[0] in LAST))
 
     def cells(self, columns: Mapping[str, Column]) -> list[str]:
         """Return the formatted values of columns."""
         values = ((getattr(self, name), column.form) for name, column in columns.items())
         return ["" if value is None else format(value, form) for value, form in values]
+
+
+@dataclass
+class Measured(Row):
+    """Row of a sweep; the last columns are its outcome."""
+
+    status: Text
+    note: Hidden
 
 
 Tables = Mapping[str, Sequence[Row]]  # name -> rows
@@ -89,14 +102,10 @@ class Console:
     Args:
         row_type: Class of the rows.
         rows: Rows that are known by now; the columns are wide enough for them.
-        without: Fields of the columns to leave out.
     """
 
-    def __init__(
-        self, row_type: type[Row], rows: Iterable[Row] = (), without: Sequence[str] = ()
-    ) -> None:
-        columns = row_type.columns().items()
-        self.columns = {name: c for name, c in columns if c.console and name not in without}
+    def __init__(self, row_type: type[Row], rows: Iterable[Row] = ()):
+        self.columns = {name: c for name, c in row_type.columns().items() if c.console}
         self.titles = [column.title for column in self.columns.values()]
         lines = [self.titles, *(row.cells(self.columns) for row in rows)]
         self.paddings = [
@@ -153,9 +162,9 @@ def markdown(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
 def csv_text(rows: Sequence[Row]) -> str:
     """Return rows as CSV: names of the fields, and values in full precision."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(vars(rows[0]))
-    writer.writerows(vars(row).values() for row in rows)
+    writer = csv.DictWriter(text, rows[0].columns(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(vars, rows))
     return text.getvalue()
 
 

@@ -184,8 +184,7 @@ class Sweep:
         """
         for configuration in self.configurations:
             self.measure(configuration)
-        self.report(pictures=self.bench.picture(self.folder, self.rows))
-        self.print_files()
+        self.finish(pictures=self.bench.picture(self.folder, self.rows))
         return int(any(row.status not in FINE for row in self.rows))
 
     def measure(self, configuration: Values) -> Any:
@@ -214,8 +213,9 @@ class Sweep:
         title, *notes = [*self.bench.about, *findings]
         write_report(self.folder, title, self.machine, tables, notes, pictures)
 
-    def print_files(self) -> None:
-        """Print where the report is."""
+    def finish(self, findings: Sequence[str] = (), pictures: Sequence[str] = ()) -> None:
+        """Write the report with findings and pictures, and print where it is."""
+        self.report(findings, pictures)
         print(f"\n{self.folder}: results.md, results.json, rows.csv")
 
 

@@ -20,17 +20,15 @@ Every row is a guess.
 from dataclasses import dataclass
 
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Count, Hidden, Hundredths, Row, Text
+from gpt_lightning.tables.rows import (Count, Hundredths, Measured, Text)
 from gpt_lightning.tables.sweep import Bench
 
 
 @dataclass
-class GuessRow(Row):
+class GuessRow(Measured):
     device: Text
     batch: Count
     total_ms: Hundredths
-    status: Text
-    note: Hidden
 
 
 BENCH = Bench(

@@ -23,8 +23,8 @@ def scripted(clock, durations):
 
     def step(timer):
         for phase, seconds in next(script).items():
-            clock[0] += seconds
-            timer.end(phase)
+            with timer.phase(phase):
+                clock[0] += seconds
 
     return step
 

@@ -17,7 +17,7 @@ import pytest
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import ledger as folders
 from gpt_lightning.tables import sweep, worker
-from gpt_lightning.tables.rows import Count, Row, Tenths, Text, implausible
+from gpt_lightning.tables.rows import Count, Measured, Tenths, Text, implausible
 from gpt_lightning.tables.sweep import Bench, Sweep
 
 TOY = """'''A toy.'''
@@ -63,12 +63,10 @@ def measure(row):
 
 
 @dataclass
-class ToyRow(Row):
+class ToyRow(Measured):
     kind: Text
     value: Count
     step_ms: Tenths
-    status: Text
-    note: Text
 
 
 BENCH = Bench("toy:measure", tables={"rows": ToyRow})

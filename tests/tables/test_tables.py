@@ -7,14 +7,14 @@ from dataclasses import dataclass, make_dataclass
 from typing import Annotated
 
 from gpt_lightning.tables import rows
-from gpt_lightning.tables.rows import Column, Console, Row, Text, csv_text, markdown, write_report
+from gpt_lightning.tables.rows import Column, Console, Hidden, Row, csv_text, markdown, write_report
 
 
 @dataclass
 class ToyRow(Row):
     name: Annotated[str, Column(title="its name", width=6)]
     step_ms: Annotated[float | None, Column(",.1f", width=9)]
-    note: Text
+    note: Hidden
 
 
 ROWS = [ToyRow("a", 1234.56, ""), ToyRow.of({"name": "b", "note": "none", "other": 1})]
@@ -28,7 +28,7 @@ def test_a_title_has_the_units_that_people_write():
 
 
 def test_console_lines_have_one_width_a_column():
-    console = Console(ToyRow, without=("note",))
+    console = Console(ToyRow)
     assert console.header == "its name    step ms"
     assert console.line(ROWS[0]) == "a           1,234.6"
     assert console.line(ROWS[1]) == "b"
