@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import platformdirs
@@ -54,21 +55,26 @@ def guarded(check: str) -> list[Line]:
     """Return the lines of a check, from a process of its own if it may crash or hang."""
     limit_s = TABLE["checks"][check].get("limit_s")
     if limit_s is None:
-        return lines_of(check)["lines"]
+        return lines_of(check)
     if sys.stderr.isatty():
         print(f"trying {check}, at most {limit_s} s ...", file=sys.stderr)
-    found = isolated(f"{__name__}:lines_of", {"check": check}, limit_s)
+    found = isolated(f"{__name__}:measure_check", {"check": check}, limit_s)
     return found.get("lines", [failure(check, f"{found['status']} {found['note']}")])
 
 
-def lines_of(check: str) -> dict[str, list[Line]]:
+def measure_check(row: SimpleNamespace) -> dict[str, list[Line]]:
+    """Return the lines of a check as a row."""
+    return {"lines": lines_of(row.check)}
+
+
+def lines_of(check: str) -> list[Line]:
     """Return the lines of a check; an exception is the last one."""
-    lines = []
+    lines: list[Line] = []
     try:
         lines.extend(globals()[check]())  # keeps the lines before an exception
     except Exception as error:  # whatever is broken on this machine
         lines.append(failure(check, f"{type(error).__name__}: {error}"))
-    return {"lines": lines}
+    return lines
 
 
 def failure(check: str, reason: str) -> Line:

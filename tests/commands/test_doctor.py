@@ -19,6 +19,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.commands import doctor
 from gpt_lightning.hardware import device, peaks
 from gpt_lightning.model.fast import compilation
+from gpt_lightning.tables.worker import measured
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def checks(monkeypatch, tmp_path):
 
 
 def line_of(name: str) -> tuple[str, str, str]:
-    (line,) = doctor.lines_of(name)["lines"]
+    (line,) = doctor.lines_of(name)
     return line
 
 
@@ -82,7 +83,9 @@ def test_what_may_crash_has_a_process_of_its_own(result, line, checks, monkeypat
     monkeypatch.setattr(doctor, "isolated", lambda *given: asked.append(given) or result)
     checks(lambda: pytest.fail("in this process"), "devices", status="FAIL", limit_s=3)
     assert doctor.guarded("devices") == [line]
-    assert asked == [("gpt_lightning.commands.doctor:lines_of", {"check": "devices"}, 3)]
+    assert asked == [("gpt_lightning.commands.doctor:measure_check", {"check": "devices"}, 3)]
+    checks(lambda: iter([line]), "devices", status="FAIL", limit_s=3)
+    assert measured(*asked[0][:2])["lines"] == [line]
 
 
 def test_every_check_of_the_table_is_a_function():
@@ -171,7 +174,7 @@ def test_offline_is_a_note_with_what_works(monkeypatch):
         raise urllib.error.URLError("no name")
 
     monkeypatch.setattr(doctor, "urlopen", urlopen)
-    ((status, name, text),) = doctor.lines_of("network")["lines"]
+    ((status, name, text),) = doctor.lines_of("network")
     assert (status, name) == ("note", "network")
     assert text.startswith("URLError: <urlopen error no name>; ")
     assert text.endswith("all else works offline")
@@ -183,15 +186,15 @@ def test_offline_is_a_note_with_what_works(monkeypatch):
 def test_gpus_that_torch_does_not_see_are_a_note(monkeypatch):
     monkeypatch.setattr(device, "output_of", lambda *command: "name, driver\nH100, 550\nH100, 550")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    lines = doctor.lines_of("gpus")["lines"]
+    lines = doctor.lines_of("gpus")
     assert lines[:2] == [("ok", "GPU", "name, driver: H100, 550")] * 2
     assert lines[2][:2] == ("note", "gpus")
     assert "does not see the GPU; install a PyTorch for CUDA" in lines[2][2]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert len(doctor.lines_of("gpus")["lines"]) == 2
+    assert len(doctor.lines_of("gpus")) == 2
     monkeypatch.setattr(device, "output_of", lambda *command: "")  # there is no nvidia-smi
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert doctor.lines_of("gpus")["lines"] == []
+    assert doctor.lines_of("gpus") == []
 
 
 def test_a_compiler_that_fails_or_is_wrong_is_fail(monkeypatch):
