@@ -82,7 +82,6 @@ BOUNDS = {"compiled": 2e-2, "compiled-baby-gpt": 2e-2}
 # Sources and options of `prepare`
 TEXTS = {
     "jsonl": "a.jsonl b.jsonl --tokenizer=gpt2 --test_fraction=0.1 --workers=2",
-    "jsonl-fraction": "a.jsonl b.jsonl --tokenizer=gpt2 --split_by=fraction",
     "jsonl-trained": "a.jsonl --tokenizer=bpe:300",
     "gz": "c.jsonl.gz --tokenizer=gpt2",
     "parquet": "d.parquet --tokenizer=gpt2 --text_field=story",

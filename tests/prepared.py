@@ -10,6 +10,7 @@ from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.shards import TokenStream, write_stream
 from gpt_lightning.data.tokenizers import build_tokenizer, token_dtype
 from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.sources import Input
 from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
 
@@ -25,7 +26,8 @@ def prepare_text(
 ) -> Manifest:
     """Prepare one text in `out`, as `gpt-lightning prepare` does, and return the manifest."""
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    return prepare_one_text(source, source.name, Target(out, overwrite), settings)[0]
+    entry = Input(str(source), source.name, "text", source.stat().st_size, "", str(source))
+    return prepare_one_text(entry, Target(out, overwrite), settings)[0]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

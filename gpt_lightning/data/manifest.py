@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 VERSION = 1
 # settings in prepare_command, with the values that it leaves out
 USUAL = {"tokenizer": "", "val_fraction": 0.1, "test_fraction": 0.0, "text_field": "text"}
-USUAL |= {"split_by": "hash", "shuffle": None, "errors": "strict", "shard_tokens": 100_000_000}
+USUAL |= {"shuffle": None, "errors": "strict", "shard_tokens": 100_000_000}
 USUAL |= {"format": "npy"}
 CHECK_READ = "check its permissions and the disk"
 GPT2_VOCAB_SIZE = 50257

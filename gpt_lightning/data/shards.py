@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.formats import ShardError, file_header, mapped
-from gpt_lightning.data.manifest import CHECK_READ, Manifest, Shard, repair_hint
+from gpt_lightning.data.formats import ShardError, file_header, file_name, mapped
+from gpt_lightning.data.manifest import CHECK_READ, SPLITS, Manifest, Shard, repair_hint
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, json_digest
 
@@ -83,53 +83,47 @@ class ShardFile:
 
 
 class ShardWriter:
-    """Consecutive shards of tokens that come piece by piece; none is written without a token.
+    """Consecutive shards of each split, whose tokens come piece by piece.
 
     Args:
         folder: Folder of the files.
-        name: Begin of their names, which end in the number of the shard.
         dtype: Type of the tokens, uint16 or uint32.
         file_format: npy, nanogpt or llmc.
         shard_tokens: Maximum number of tokens per file.
     """
 
-    def __init__(
-        self, folder: Path, name: str, dtype: np.dtype, file_format: str, shard_tokens: int
-    ):
+    def __init__(self, folder: Path, dtype: np.dtype, file_format: str, shard_tokens: int):
         self.folder = folder
-        self.name = name
         self.dtype = dtype
         self.file_format = file_format
         self.shard_tokens = shard_tokens
-        self._shards: list[Shard] = []
-        self._file: ShardFile | None = None
+        self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+        self._files: dict[str, ShardFile] = {}  # those that are not full
 
-    def write(self, tokens: np.ndarray) -> None:
-        """Append tokens, (n,)."""
+    def write(self, split: str, tokens: np.ndarray) -> None:
+        """Append tokens, (n,), to a split."""
         while len(tokens):
-            if self._file is None:
-                path = self.folder / f"{self.name}-{len(self._shards):05d}"
-                self._file = ShardFile(path, self.dtype, self.file_format)
-            space = self.shard_tokens - self._file.n_tokens
-            self._file.write(tokens[:space])
+            if split not in self._files:
+                name = file_name(self.file_format, split, len(self._shards[split]))
+                self._files[split] = ShardFile(self.folder / name, self.dtype, self.file_format)
+            file = self._files[split]
+            space = self.shard_tokens - file.n_tokens
+            file.write(tokens[:space])
             tokens = tokens[space:]
-            if self._file.n_tokens == self.shard_tokens:
-                self._finish_file(self._file)
+            if file.n_tokens == self.shard_tokens:
+                self._shards[split].append(file.finish())
+                del self._files[split]
 
-    def finish(self) -> list[Shard]:
-        """Complete the last file, and return all shards."""
-        if self._file:
-            self._finish_file(self._file)
-        return self._shards
+    def finish(self) -> dict[str, tuple[Shard, ...]]:
+        """Complete the last files, and return the shards of each split that has some."""
+        for split, file in self._files.items():
+            self._shards[split].append(file.finish())
+        return {split: tuple(shards) for split, shards in self._shards.items() if shards}
 
     def close(self) -> None:
-        """Close a file that is open, as it is."""
-        if self._file:
-            self._file.close()
-
-    def _finish_file(self, file: ShardFile) -> None:
-        self._shards.append(file.finish())
-        self._file = None
+        """Close the files that are open, as they are."""
+        for file in self._files.values():
+            file.close()
 
 
 # ---- one shard ---------------------------------------------------------------------------------

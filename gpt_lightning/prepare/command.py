@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.documents import prepare_documents
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.sources import (
-    HUB,
-    as_list,
+    Input,
+    copied,
+    ending_of,
     find_inputs,
     is_one_text,
     is_stream,
     is_url,
     source_name,
-    spooled,
 )
 from gpt_lightning.prepare.target import Made, Target
 from gpt_lightning.prepare.text import prepare_one_text
@@ -53,13 +52,14 @@ def prepare(
         settings: Further settings of the dataset, the fields of prepare.settings.Settings.
     """
     chosen = Settings(tokenizer, **settings)
-    sources = as_list(source)
+    sources = [source] if isinstance(source, str) else source
     if not sources or not all(found.strip() for found in sources):
         raise UserError("source is empty; give a value, or leave it out")
     if out and is_url(out):
         raise UserError(f"--out {out} is an address: give a local name, and upload that")
     folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
-    manifest, made = _prepare(sources, Path(data_dir), Target(folder, overwrite), chosen)
+    target = Target(folder, overwrite, shlex.join(sources))
+    manifest, made = _prepare(sources, Path(data_dir), target, chosen)
     if not made:
         print(f"{folder} is already prepared from this text with these settings")
     _print_summary(str(folder), manifest)
@@ -75,7 +75,8 @@ def prepare_source(
     """
     settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
-    manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings)
+    target = Target(folder, source=shlex.quote(source))
+    manifest, _ = _prepare([source], Path(data_dir), target, settings)
     return manifest
 
 
@@ -90,45 +91,44 @@ def dataset_folder(
     A val_fraction other than a tenth is part of the name, `...-val0` for none.
     """
     split = "" if val_fraction == 0.1 else f"-val{val_fraction:g}"
-    name, first = source_name(source), as_list(source)[0]
-    whole = first in CORPORA or first.startswith(HUB) or Path(first).is_dir()
-    name = name if whole or len(as_list(source)) > 1 else Path(name).stem
+    name = source_name([source] if isinstance(source, str) else source)
+    stem = name[: len(name) - len(ending_of(name))]
     tokens = Path(tokenizer_name(tokenizer)).name.replace(":", "")  # bpe:8192
-    return Path(data_dir) / f"{name}-{tokens}{split}"
+    return Path(data_dir) / f"{stem}-{tokens}{split}"
 
 
 def _prepare(sources: Sequence[str], data_dir: Path, target: Target, settings: Settings) -> Made:
     """Return the dataset of a target, and whether it was made now."""
     source = sources[0]
-    typed = {"tokenizer": settings.tokenizer}
-    target = replace(target, source=shlex.join(sources), typed=typed)
-    if len(sources) > 1 or not (source in CORPORA or is_stream(source) or is_one_text(source)):
-        return prepare_documents(find_inputs(sources), source_name(sources), target, settings)
-    if source in CORPORA:
-        return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
-    if is_stream(source) or is_url(source):  # it can be read only once
-        with spooled(source, target.out) as entry:
-            if entry.kind == "text":
-                return prepare_one_text(Path(entry.path), entry.name, target, settings)
-            return prepare_documents([entry], entry.name, target, settings)
-    if not Path(source).is_file():  # a device may never end
-        known = ", ".join(CORPORA)
-        raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
-    return prepare_one_text(Path(source), Path(source).name, target, settings)
+    alone = len(sources) == 1
+    if alone and source in CORPORA:
+        path = corpus_file(source, data_dir)
+        return prepare_one_text(_text(path, source), target, settings)
+    if alone and (is_stream(source) or (is_url(source) and is_one_text(source))):
+        with copied(source, target.out) as entry:  # it can be read only once
+            if entry.kind == "jsonl":
+                return prepare_documents([entry], entry.name, target, settings)
+            return prepare_one_text(entry, target, settings)
+    if alone and is_one_text(source):
+        if not Path(source).is_file():  # a device may never end
+            known = ", ".join(CORPORA)
+            raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
+        return prepare_one_text(_text(Path(source), Path(source).name), target, settings)
+    return prepare_documents(find_inputs(sources), source_name(sources), target, settings)
+
+
+def _text(path: Path, name: str) -> Input:
+    return Input(str(path), name, "text", path.stat().st_size, "", str(path))
 
 
 def _print_summary(folder: str, manifest: Manifest) -> None:
-    tokens = sum(map(manifest.tokens, manifest.splits))
-    n_bytes = manifest.source.bytes
-    rows = {"folder": folder}
-    rows["tokenizer"] = f"{manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens"
+    print(f"folder     {folder}")
+    print(f"tokenizer  {manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens")
     for split, shards in manifest.splits.items():
-        rows[split] = f"{manifest.tokens(split):,} tokens, shards: {len(shards)}"
-    rows["text"] = f"{n_bytes:,} bytes, {n_bytes / tokens:.2f} bytes per token"
-    settings = manifest.settings
-    if n_skipped := settings.get("skipped"):
-        rows["left out"] = f"{n_skipped:,} of {settings['documents'] + n_skipped:,} documents"
-    if n_replaced := settings.get("replaced"):
-        rows["replaced"] = f"{n_replaced:,} damaged bytes or characters, by U+FFFD"
-    for name, value in rows.items():
-        print(f"{name:<10} {value}")
+        print(f"{split:<10} {manifest.tokens(split):,} tokens, shards: {len(shards)}")
+    n_bytes = manifest.source.bytes
+    per_token = n_bytes / sum(map(manifest.tokens, manifest.splits))
+    print(f"text       {n_bytes:,} bytes, {per_token:.2f} bytes per token")
+    if n_skipped := manifest.settings.get("skipped"):
+        n_documents = manifest.settings["documents"] + n_skipped
+        print(f"left out   {n_skipped:,} of {n_documents:,} documents")

@@ -1,22 +1,28 @@
-"""Output of prepare: the present contents of a folder, the lock on it, the delivery."""
+"""Output folder of prepare: its present contents, the lock on it, and a new dataset in it."""
 
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpt_lightning.data.dataset import check_whole, load_manifest
-from gpt_lightning.data.formats import SHARD_FILE
-from gpt_lightning.data.manifest import MANIFEST, Manifest, prepare_command
-from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, explained, locked, move_into_place, temporary_path
+import numpy as np
 
-# Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
-# wherever and whenever they were copied.
-INPUTS = ".inputs.json"
-OTHER_INPUTS = "other inputs (by their names, sizes and times)"
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.formats import SHARD_FILE, capacity, extras, file_header
+from gpt_lightning.data.manifest import MANIFEST, Manifest, TextOrigin, prepare_command
+from gpt_lightning.data.shards import ShardWriter
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields, explained, locked, move_into_place, workspace, write_atomic
+from gpt_lightning.prepare.settings import Settings, split_borders
+
+# Not in the manifest, because it depends on the inputs' time stamps: equal texts give equal
+# manifests, wherever and whenever they were copied.
+INPUTS = ".inputs"
+MIN_TOKENS = 2  # one to read and one to predict
 Made = tuple[Manifest, bool]  # dataset, and whether it was made now
 
 
@@ -26,120 +32,144 @@ class Target:
 
     Attributes:
         out: Folder of the dataset.
-        overwrite: True to replace another dataset.
-        wanted: Facts that decide the dataset's bytes, as they stand in manifests, and a digest of
-            the inputs.
-        has_contents: Function of an existing dataset's facts about its inputs, which returns
-            whether these are the contents of the present inputs. It is called if their digests
-            alone differ.
+        overwrite: True to replace the dataset in the folder.
         source: SOURCE of the command, for messages.
-        typed: Options of the command that `wanted` has in another form, for messages.
     """
 
     out: Path
     overwrite: bool = False
-    wanted: Fields = field(default_factory=dict)
-    has_contents: Callable[[dict[str, str]], bool] = lambda facts: False
     source: str = "SOURCE"
-    typed: dict[str, str] = field(default_factory=dict)
 
-    def existing(self) -> Manifest | None:
+    def make_once(
+        self, settings: Settings, wanted: Fields, make: Callable[[Path], Manifest]
+    ) -> Made:
+        """Return the dataset in the folder, and whether it was made now.
+
+        Args:
+            settings: Settings of the dataset.
+            wanted: Facts that decide the dataset's bytes.
+            make: Function that writes shards to an empty folder, and returns their manifest.
+
+        Raises:
+            UserError: The folder holds something else, a split has fewer than two tokens, or the
+                disk is full.
+        """
+        out = self.out.resolve()
+        lock = out.with_name(f".{out.name}.lock")
+        there = self._existing(settings, wanted)
+        if there and not lock.exists():  # else a process works, or was killed at its end
+            return there, False
+        waiting = f"{out} is being prepared by another process: waiting for it"
+        with (
+            explained("write", self.out),
+            locked(lock, partial(print, waiting, flush=True)),
+            workspace(out) as folder,
+        ):
+            there = self._existing(settings, wanted)
+            if there:
+                return there, False
+            new = folder / "new"
+            new.mkdir()
+            manifest = make(new)
+            for split in split_borders(0, settings.val_fraction, settings.test_fraction):
+                n_tokens = sum(shard.tokens for shard in manifest.splits.get(split, ()))
+                if n_tokens < MIN_TOKENS:
+                    found = f"the {split} split has {n_tokens} tokens, needs {MIN_TOKENS}"
+                    fix = "give more text, or change val_fraction or test_fraction"
+                    raise UserError(f"{self.source}: {found}: {fix}")
+            if "inputs" in wanted:
+                write_atomic(new / INPUTS, wanted["inputs"].encode())
+            manifest.save(new)
+            if not move_into_place(folder, out, self.overwrite):
+                raise UserError(f"{out} was made by another process meanwhile")
+        return manifest, True
+
+    def _existing(self, settings: Settings, wanted: Fields) -> Manifest | None:
         """Return the dataset in the folder if it is the wanted one, None if it may be written.
 
         Raises:
             UserError: The folder holds something else, or a damaged dataset.
         """
-        names = self._names()
+        out = self.out
+        if not os.path.lexists(out):
+            return None
+        if not out.is_dir():
+            raise UserError(f"{out} is not a folder: choose another --out")
+        with explained("read", out):
+            names = set(os.listdir(out))
         if not names:
             return None
         if MANIFEST not in names:
-            found = f"{min(names)} but no {MANIFEST}"
-            raise UserError(f"{self.out} holds {found}: choose another --out")
-        try:
-            manifest = load_manifest(self.out)
-            differences = self._differences(manifest, names)
-            if self.overwrite and not differences:
-                check_whole(self.out)  # what is damaged is made again
-        except UserError:
-            if not self.overwrite:
-                raise
-            differences = ["damage"]
-        if not differences:
-            return manifest
-        if not self.overwrite:
-            again = prepare_command(self.source, self.wanted | self.typed, str(self.out))
-            runs = "runs of the same tokens then resume with --data.allow_changes true"
-            found = f"{self.out} was prepared with {'; '.join(differences)}"
-            raise UserError(f"{found}: {again} replaces it, another folder keeps it; {runs}")
-        _check_deletable(self.out, names)
-        return None
-
-    def _differences(self, manifest: Manifest, names: set[str]) -> list[str]:
-        missing = {shard.file for shard in manifest.shards()} - names
-        if missing:
-            return [f"{min(missing)} missing"]
-        try:
-            inputs = dict(json.loads((self.out / INPUTS).read_bytes()))
-        except (OSError, ValueError, TypeError):  # it is missing or damaged
-            inputs = {}
-        found = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
-        found |= manifest.settings | {"inputs": inputs.get("inputs")}
+            raise UserError(f"{out} holds {min(names)} but no {MANIFEST}: choose another --out")
+        if self.overwrite:
+            for name in sorted(names - {MANIFEST, INPUTS}):
+                if not SHARD_FILE.fullmatch(name):
+                    fix = "move it away, or choose another --out"
+                    raise UserError(
+                        f"{out}/{name} is not part of a dataset and would be deleted: {fix}"
+                    )
+            return None
+        manifest = load_manifest(out)
+        origin = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
+        found = origin | manifest.settings
+        if INPUTS in names:
+            found["inputs"] = (out / INPUTS).read_text()
         differences = [
-            OTHER_INPUTS if key == "inputs" else f"{key} {found.get(key)}, not {value}"
-            for key, value in self.wanted.items()
+            f"{key} {found.get(key)}, not {value}"
+            for key, value in wanted.items()
             if found.get(key) != value
         ]
-        touched = differences == [OTHER_INPUTS] and not self.overwrite and inputs
-        if touched and self.has_contents(inputs):
-            return []
-        return differences
-
-    def make_once(self, make: Callable[[], Made]) -> Made:
-        """Return the dataset in the folder, and whether it was made now.
-
-        Args:
-            make: Function that is called under the lock if there is no dataset; it delivers one.
-
-        Raises:
-            UserError: The folder holds something else, or the disk is full.
-        """
-        there = self.existing()
-        out = self.out.resolve()
-        lock = out.with_name(f".{out.name}.lock")
-        waiting = f"{out} is being prepared by another process: waiting for it"
-        if not there or lock.exists():  # or one was killed at its end
-            on_wait = partial(print, waiting, flush=True)
-            with explained("write", self.out), locked(lock, on_wait):
-                temporary_path(out)  # deletes what killed processes have left
-                there = self.existing()  # the process that held the lock may have made it
-                if not there:
-                    return make()
-        return there, False
-
-    def deliver(self, folder: Path, manifest: Manifest) -> Made:
-        """Write the manifest into `folder`/new, and move that to `out`.
-
-        Returns:
-            The manifest, and True; or, if another process was faster on a file system without
-            locks, the manifest of its dataset, which must equal ours, and False.
-        """
-        manifest.save(folder / "new")
-        if not move_into_place(folder, self.out.resolve(), self.overwrite):
-            there = replace(self, overwrite=False).existing()
-            assert there
-            return there, False
-        return manifest, True
-
-    def _names(self) -> set[str]:
-        """Return the names in the folder."""
-        if os.path.lexists(self.out) and not self.out.is_dir():
-            raise UserError(f"{self.out} is not a folder: choose another --out")
-        return {path.name for path in self.out.iterdir()} if self.out.exists() else set()
+        if differences:
+            again = prepare_command(self.source, vars(settings), str(out))
+            runs = "runs of the same tokens then resume with --data.allow_changes true"
+            prepared = f"{out} was prepared with {'; '.join(differences)}"
+            raise UserError(f"{prepared}: {again} replaces it, another folder keeps it; {runs}")
+        return manifest
 
 
-def _check_deletable(out: Path, names: set[str]) -> None:
-    """Raise if the folder holds files that `prepare` did not write and must not delete."""
-    for name in sorted(names - {MANIFEST, INPUTS}):
-        if not SHARD_FILE.fullmatch(name):
-            fix = "move it away, or choose another --out"
-            raise UserError(f"{out}/{name} is not part of a dataset and would be deleted: {fix}")
+# ---- contents of a new dataset -------------------------------------------------------------------
+
+
+def write_extras(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Write the files that a format needs besides the shards.
+
+    Raises:
+        UserError: The format does not know the tokenizer, or cannot hold its tokens.
+    """
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
+    for name, content in extras(settings.format, tokenizer).items():
+        write_atomic(folder / name, content)
+
+
+def write_shards(
+    folder: Path,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    pieces: Iterable[tuple[str, int, np.ndarray]],
+) -> Manifest:
+    """Write tokens to shards as they come, and return their manifest, which has no origin.
+
+    Args:
+        folder: Folder of the shards.
+        tokenizer: Tokenizer of the tokens.
+        settings: Settings of the dataset.
+        pieces: Split, bytes of text, and tokens (n,) of each piece of text.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    limit = capacity(settings.format, settings.shard_tokens)
+    text_bytes = Counter[str]()
+    with closing(ShardWriter(folder, dtype, settings.format, limit)) as writer:
+        for split, n_bytes, tokens in pieces:
+            writer.write(split, tokens)
+            text_bytes[split] += n_bytes
+        splits = writer.finish()
+    return Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype.name,
+        source=TextOrigin("", text_bytes.total(), ""),
+        settings={},
+        splits=splits,
+        format=settings.format,
+        text_bytes=dict(text_bytes),
+    )

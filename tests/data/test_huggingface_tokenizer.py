@@ -1,6 +1,5 @@
 """A tokenizer.json as tokenizer: every text comes back, and the file is not needed later."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import HuggingFaceTokenizer, build_tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import dataset_folder, prepare
-from gpt_lightning.prepare.documents import Job, Record, Unit
-from gpt_lightning.prepare.settings import Settings
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -171,30 +167,6 @@ def test_tokenizers_that_keep_text(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     made = build_tokenizer(str(path))
     assert made.decode(made.encode("word")) == " word"
-
-
-def test_a_tokenizer_json_that_changes_during_the_run(tmp_path, monkeypatch):
-    of_bytes(tmp_path / "tokenizer.json")
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text('{"text": "x"}\n')
-    monkeypatch.chdir(tmp_path)
-    small = functools.partial(documents.plan_units, unit_bytes=1)
-    monkeypatch.setattr(documents, "plan_units", small)
-    settings = Settings("tokenizer.json", val_fraction=0.0)
-    assert settings.tokenizer == str(tmp_path / "tokenizer.json")  # Ray's workers are elsewhere
-    real = documents.make_unit
-
-    def make_unit(job: Job, unit: Unit) -> Record:
-        done = real(job, unit)
-        changed(tmp_path / "tokenizer.json", {"normalizer": NFC})
-        return done
-
-    monkeypatch.setattr(documents, "make_unit", make_unit)
-    with pytest.raises(UserError, match=r"tokenizer\.json changed while it was used: run"):
-        prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
-    monkeypatch.setattr(documents, "make_unit", real)
-    prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
-    assert load_manifest(tmp_path / "out").tokens("train") == 4
 
 
 @pytest.mark.parametrize("name", ["docs.jsonl", "text.txt"])

@@ -1,6 +1,5 @@
 """Documents to a dataset: the same bytes whoever works, however often it is interrupted."""
 
-import functools
 import gzip
 import hashlib
 import itertools
@@ -12,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,17 @@ from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import prepare
-from gpt_lightning.prepare.documents import Job, Unit, make_unit, plan_units
-from gpt_lightning.prepare.readers import Documents
+from gpt_lightning.prepare.documents import (
+    Job,
+    Unit,
+    make_unit,
+    plan_units,
+    unit_key,
+    unit_size,
+)
+from gpt_lightning.prepare.readers import Part, PartReader
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.sources import Input, find_inputs
+from gpt_lightning.prepare.sources import find_inputs
 
 UNIT_BYTES = 4000
 WORDS = ["a", "an", "the", "<|endoftext|>", "sea", "été", "😀", "storm,", "king.\n"]
@@ -49,8 +56,7 @@ def write_lines(path: Path, texts: list[str]) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = functools.partial(plan_units, unit_bytes=UNIT_BYTES)
-    monkeypatch.setattr(documents, "plan_units", small)
+    monkeypatch.setattr(documents, "UNIT_BYTES", UNIT_BYTES)
 
 
 def split_by_hash(text: str) -> int:
@@ -64,66 +70,52 @@ def split_by_hash(text: str) -> int:
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 100, 777, 10**9])
-def test_units_tile_the_inputs(tmp_path: Path, unit_bytes: int) -> None:
+def test_units_tile_the_inputs(tmp_path, monkeypatch, unit_bytes):
+    monkeypatch.setattr(documents, "UNIT_BYTES", unit_bytes)
     (tmp_path / "sub").mkdir()
     write_lines(tmp_path / "a.jsonl", [f"a {i} " * (i % 7) for i in range(50)])
     write_lines(tmp_path / "sub/b.jsonl", [f"b {i} " * (i % 7) for i in range(50)])
     write_lines(tmp_path / "empty.jsonl", [])
     for i in range(9):
         (tmp_path / f"c{i}.txt").write_text(f"text {i} " * 30)
-    inputs = find_inputs(str(tmp_path))
-    units = plan_units(inputs, "text", unit_bytes)
-    assert len({unit.key for unit in units}) == len(units)
-    reader = Documents("text", "strict")
-    whole = [text for entry in inputs for text, _ in reader.read(entry, 0, None)]
-    in_units = [
-        text
-        for unit in units
-        for part in unit.parts
-        for text, _ in reader.read(part.entry, part.start, part.stop)
-    ]
-    assert in_units == whole
-    assert sum(unit.size for unit in units) == sum(entry.size or 0 for entry in inputs)
+    inputs = find_inputs([str(tmp_path)])
+    units = plan_units(inputs)
+    assert len({unit_key(unit) for unit in units}) == len(units)
+    whole = [Part(entry, 0, None, 0) for entry in inputs]
+    assert list(texts_of(itertools.chain(*units))) == list(texts_of(whole))
+    assert sum(map(unit_size, units)) == sum(entry.size for entry in inputs)
     if unit_bytes == 10**9:  # many small files of several kinds are one unit
         assert len(units) == 1
 
 
-def test_a_file_of_unknown_size_is_one_part() -> None:
-    entry = Input("http://x/a.jsonl", "a.jsonl", "jsonl", "", None, "")
-    (unit,) = plan_units([entry], "text", unit_bytes=10)
-    assert [(part.start, part.stop) for part in unit.parts] == [(0, None)]
+def texts_of(parts: Iterable[Part]) -> Iterator[str]:
+    for part in parts:
+        yield from PartReader(part, part.entry.path, Settings("gpt2")).texts()
 
 
 def one_unit(path: Path) -> Unit:
-    (unit,) = plan_units(find_inputs(str(path)), "text")
-    return unit
+    (entry,) = find_inputs([str(path)])
+    return (Part(entry, 0, None, entry.size),)
 
 
 def test_an_input_that_changed_is_an_error(tmp_path: Path) -> None:
     unit = one_unit(write_lines(tmp_path / "a.jsonl", ["good"]))
     write_lines(tmp_path / "a.jsonl", ["hood", "good"])
-    job = Job(tmp_path / "work", Settings("gpt2"))
     with pytest.raises(UserError, match=r"a\.jsonl changed while it was read"):
-        make_unit(job, unit)
-    assert job.record(unit) is None
+        make_unit(Job(tmp_path / "work", Settings("gpt2")), unit)
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> None:
     unit = one_unit(write_lines(tmp_path / "a.jsonl", ["x" + " " * 2_000_000 + "y", "good"]))
-    with pytest.raises(UserError, match=r"a\.jsonl, line 1: tiktoken cannot tokenize"):
-        make_unit(Job(tmp_path / "work", Settings("gpt2")), unit)
-    record = make_unit(Job(tmp_path / "work", Settings("gpt2", errors="skip")), unit)
-    assert (sum(record.documents), record.skipped, record.errors) == (1, 1, "skip")
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"shards": 1}'])
-def test_a_unit_with_a_damaged_record_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    unit = one_unit(write_lines(tmp_path / "a.jsonl", ["one"]))
     job = Job(tmp_path / "work", Settings("gpt2"))
-    record = make_unit(job, unit)
-    (job.folder / f"{unit.key}.json").write_bytes(damage)
-    assert job.record(unit) is None
-    assert make_unit(job, unit) == record == job.record(unit)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1: damaged document, tiktoken cannot"):
+        make_unit(job, unit)
+    skipping = Job(job.folder, Settings("gpt2", errors="skip"))
+    made = make_unit(skipping, unit)
+    assert made.settings == {"documents": 1, "skipped": 1}
+    with pytest.raises(UserError, match="tiktoken cannot"):  # a finished unit that has skipped
+        make_unit(job, unit)
 
 
 # ---- contents of the dataset ---------------------------------------------------------------------
@@ -158,31 +150,6 @@ def test_documents_held_out_by_hash(source, texts, tmp_path, shard_tokens, file_
         assert hashlib.sha256((out / shard.file).read_bytes()).hexdigest() == shard.sha256
 
 
-@pytest.mark.parametrize("test_fraction", [0.0, 0.2])
-@pytest.mark.parametrize("file_format", ["npy", "nanogpt"])
-def test_the_last_documents_held_out(source, texts, tmp_path, test_fraction, file_format):
-    """A document is in the split in which it begins."""
-    out = tmp_path / "out"
-    fractions = {"val_fraction": 0.3, "test_fraction": test_fraction}
-    prepare(
-        str(source), out=str(out), split_by="fraction", workers=1, format=file_format, **fractions
-    )
-    n_tokens = len(naive(texts))
-    borders = [0.7 - test_fraction, 1.0 - test_fraction, 1.0]
-    expected: list[list[str]] = [[], [], []]
-    position = 0
-    for text in texts:
-        number = sum(position >= int(n_tokens * border) for border in borders)
-        expected[number].append(text)
-        position += len(naive([text]))
-    manifest = load_manifest(out)
-    assert len(manifest.splits) == (3 if test_fraction else 2)
-    for split, own in zip(manifest.splits, expected, strict=False):
-        assert tokens_of(out, split) == naive(own)
-        assert manifest.text_bytes[split] == sum(len(text.encode()) for text in own)
-    assert manifest.settings["documents"] == len(texts)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 5])
 def test_the_same_whatever_the_number_of_workers(source, tmp_path, shuffle):
@@ -206,13 +173,12 @@ def test_the_same_tokens_whatever_files_and_units_they_come_in(
     found = []
     for name in ("docs.jsonl", "copy/docs.jsonl", "docs.jsonl.gz", "docs.parquet"):
         for unit_bytes in (500, UNIT_BYTES, 10**9):
-            small = functools.partial(plan_units, unit_bytes=unit_bytes)
-            monkeypatch.setattr(documents, "plan_units", small)
+            monkeypatch.setattr(documents, "UNIT_BYTES", unit_bytes)
             out = tmp_path / "out"
             prepare(str(tmp_path / name), out=str(out), workers=1)
             manifest = load_manifest(out)
             tokens = [tokens_of(out, split) for split in manifest.splits]
-            found.append((tokens, manifest.source.sha256, manifest.settings, manifest.text_bytes))
+            found.append((tokens, manifest.settings, manifest.text_bytes))
             shutil.rmtree(out)
     assert all(dataset == found[0] for dataset in found)
 
@@ -228,7 +194,6 @@ def test_a_shuffle_orders_the_units(source, texts, tmp_path):
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(naive(texts))
     prepare(str(source), out=str(out), val_fraction=0.0, workers=1)
-    assert "shuffle" not in load_manifest(out).settings
     with pytest.raises(UserError, match="shuffle None, not 5"):
         prepare(str(source), out=str(out), shuffle=5, val_fraction=0.0)
 
@@ -236,17 +201,17 @@ def test_a_shuffle_orders_the_units(source, texts, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "docs.jsonl: the train split has 0 documents, 0 tokens, needs 2"),
-        ("\n \n", "the train split has 0 documents"),
-        ('{"text": ""}\n', "the train split has 1 documents, 1 tokens, needs 2"),
-        ('{"text": 1}\n', "docs.jsonl, line 1: expected a JSON object with a string"),
+        ("", "docs.jsonl: the train split has 0 tokens, needs 2"),
+        ("\n \n", "the train split has 0 tokens, needs 2"),
+        ('{"text": ""}\n', "the train split has 1 tokens, needs 2"),
+        ('{"text": 1}\n', "docs.jsonl, line 1: damaged document, expected text in the field"),
     ],
 )
 def test_input_that_makes_no_dataset(source: Path, tmp_path: Path, content: str, said: str) -> None:
     source.write_text(content)
     with pytest.raises(UserError, match=said):
         prepare(str(source), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
-    assert [path for path in tmp_path.iterdir() if path.suffix != ".parts"] == [source]
+    assert [path for path in tmp_path.iterdir() if ".parts-" not in path.name] == [source]
 
 
 # ---- a folder that is there already --------------------------------------------------------------
@@ -257,13 +222,13 @@ def test_again_reads_nothing(source, tmp_path, capsys):
     prepare(str(source), out=str(out), workers=1)
     before = contents(out)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_lightning.prepare.sources.open", None, raising=False)
+        patch.setattr("gpt_lightning.prepare.readers.open", None, raising=False)
         prepare(str(source), out=str(out), workers=1)
     assert "is already prepared" in capsys.readouterr().out
     assert contents(out) == before
     changes: list[tuple[dict[str, Any], str]] = [
         ({"val_fraction": 0.2}, "val_fraction 0.1, not 0.2"),
-        ({"split_by": "fraction"}, "split_by hash, not fraction"),
+        ({"text_field": "body"}, "text_field text, not body"),
         ({"format": "llmc"}, "format npy, not llmc"),
         ({"errors": "skip"}, "errors strict, not skip"),
     ]
@@ -276,25 +241,16 @@ def test_again_reads_nothing(source, tmp_path, capsys):
     assert contents(out).keys() == before.keys()
 
 
-def test_a_dataset_of_touched_inputs_is_kept(source, tmp_path, capsys):
+def test_a_dataset_of_other_inputs_is_kept(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(str(source), out=str(out), workers=1)
     before = contents(out)
-    os.utime(source, (1, 1))
-    prepare(str(source), out=str(out), workers=1)
-    printed = capsys.readouterr().out
-    assert "is already prepared" in printed
-    assert "comparing their contents" in printed
-    lines = source.read_bytes()
-    source.write_bytes(lines.replace(b"a", b"b", 1))
-    with pytest.raises(UserError, match="other inputs"):
+    source.write_bytes(source.read_bytes().replace(b"a", b"b", 1))
+    with pytest.raises(UserError, match=r"prepared with inputs .*--overwrite true"):
         prepare(str(source), out=str(out), workers=1)
     assert contents(out) == before
-    source.write_bytes(lines)
-    prepare(str(source), out=str(out), workers=1)
-    (out / ".inputs.json").write_text("[]")  # no version writes this
-    with pytest.raises(UserError, match="other inputs"):
-        prepare(str(source), out=str(out), workers=1)
+    prepare(str(source), out=str(out), workers=1, overwrite=True)
+    assert contents(out) != before
 
 
 # ---- a run that was interrupted ------------------------------------------------------------------
@@ -315,7 +271,7 @@ def interrupt(source: Path, out: Path, **settings: Any) -> None:
         raise UserError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "begin_dataset", fail)
+        patch.setattr(documents, "_placed", fail)
         with pytest.raises(UserError, match="enough"):
             prepare(str(source), out=str(out), workers=1, **settings)
 
@@ -327,18 +283,14 @@ def test_other_errors_after_a_damaged_document(source, tmp_path, monkeypatch, ca
     expected = clean(source, tmp_path, errors="skip")
     with pytest.raises(UserError, match="line 201"):
         prepare(str(source), out=str(out), workers=1)
-    finished = list(tmp_path.glob(".out.parts/*/*.json"))
+    finished = list(tmp_path.glob(".out.parts-*/*/manifest.json"))
     assert len(finished) > 2
     capsys.readouterr()
-    readers: list[Documents] = []
-
-    def counted(*arguments: Any) -> Documents:
-        readers.append(Documents(*arguments))
-        return readers[-1]
-
-    monkeypatch.setattr(documents, "Documents", counted)
+    written = []
+    real = documents._write_unit
+    monkeypatch.setattr(documents, "_write_unit", lambda *given: written.append(0) or real(*given))
     prepare(str(source), out=str(out), workers=1, errors="skip")
-    assert len(readers) == 1  # of the unit that failed
+    assert len(written) == 1  # the unit that failed
     assert contents(out) == expected
     printed = capsys.readouterr().out
     assert f"continuing: {len(finished)} of {len(finished) + 1} parts are complete" in printed
@@ -353,16 +305,16 @@ def test_damage_of_unfinished_work_never_reaches_the_dataset(source, tmp_path, d
     out = tmp_path / "out"
     expected = clean(source, tmp_path, **settings)
     interrupt(source, out, **settings)
-    files = sorted(tmp_path.glob(".out.parts/*/*-*")) + sorted(tmp_path.glob(".out.parts/*/*.doc*"))
+    files = sorted(tmp_path.glob(".out.parts-*/*/*"))
     assert len(files) > 5
     for file in files:
         content = bytearray(file.read_bytes())
-        if damage == "flip" and file.suffix != ".documents":
+        if damage == "flip" and file.suffix == ".npy":
             content[len(content) // 2] ^= 4
             file.write_bytes(content)
         elif damage == "cut":
-            file.write_bytes(content[:-1])
-        elif damage == "delete":
+            file.write_bytes(content[:-2])
+        elif damage == "delete" and file.suffix == ".npy":
             file.unlink()
     prepare(str(source), out=str(out), workers=1, **settings)
     assert contents(out) == expected
@@ -373,26 +325,16 @@ def test_work_of_other_settings_stays(source: Path, tmp_path: Path) -> None:
     source.write_text(source.read_text().replace("}", ', "body": "x y"}'))
     interrupt(source, tmp_path / "out", text_field="body", val_fraction=0.0)
     prepare(str(source), out=str(tmp_path / "out"), workers=1)
-    assert list(tmp_path.glob(".out.parts/*/*.json"))
-
-
-def test_a_file_system_without_links_gets_copies(source, tmp_path, monkeypatch):
-    expected = clean(source, tmp_path)
-
-    def link(*arguments: object) -> None:
-        raise PermissionError("no links")
-
-    monkeypatch.setattr(os, "link", link)
-    assert clean(source, tmp_path) == expected
+    assert list(tmp_path.glob(".out.parts-*/*/manifest.json"))
 
 
 # ---- accidents -----------------------------------------------------------------------------------
 
 RUN = """
-import functools, os, resource, signal, sys, time
+import os, resource, signal, sys, time
 from gpt_lightning.prepare import command as prepare
 from gpt_lightning.prepare import documents
-documents.plan_units = functools.partial(documents.plan_units, unit_bytes={unit_bytes})
+documents.UNIT_BYTES = {unit_bytes}
 {accident}
 try:
     prepare.prepare(sys.argv[1], out=sys.argv[2], workers={workers}, shard_tokens=500)
@@ -402,13 +344,13 @@ except prepare.UserError as error:
 """
 # Each child dies before its k-th change of a file, and the next one finishes the dataset.
 KILLED_EVERYWHERE = """
-import functools, itertools, os, pathlib, shutil, signal, sys
+import itertools, os, pathlib, shutil, signal, sys
 from gpt_lightning.prepare import command, documents
 source, folder, tokenizer = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
 shuffle, step = eval(sys.argv[4])
-documents.plan_units = functools.partial(documents.plan_units, unit_bytes=800)
+documents.UNIT_BYTES = 800
 CHANGES = [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
-           (os, "mkdir"), (os, "link"), (shutil, "rmtree"), (pathlib.Path, "unlink"),
+           (os, "mkdir"), (shutil, "rmtree"), (pathlib.Path, "unlink"),
            (pathlib.Path, "mkdir")]
 
 def forked(out, moment=None):
@@ -545,8 +487,8 @@ def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
 def test_two_at_once(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
-    late = "real = documents.Manifest\n"
-    late += "documents.Manifest = lambda **facts: time.sleep(0.7) or real(**facts)"
+    late = "real = documents._placed\n"
+    late += "documents._placed = lambda *given: time.sleep(0.3) or real(*given)"
     both = [start(source, out, late) for _ in range(2)]
     said = [process.communicate(timeout=30)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]

@@ -18,9 +18,8 @@ from served import Server, serving
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import readers
 from gpt_lightning.prepare.command import dataset_folder, prepare
-from gpt_lightning.prepare.sources import begins_with_object, find_inputs, fingerprint, is_one_text
+from gpt_lightning.prepare.sources import find_inputs, fingerprint, is_one_text
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
 
@@ -49,16 +48,16 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_and_a_glob(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["b.jsonl", "c.parquet", "d.TXT", "sub/a.jsonl.gz"]
-    assert [entry.name for entry in find_inputs(str(folder))] == names
+    assert [entry.name for entry in find_inputs([str(folder)])] == names
     assert "skipped" in (said := capsys.readouterr().out)
     assert "README.md" in said
     assert "f.gz" in said
-    assert [entry.name for entry in find_inputs(f"{folder}/**/*.jsonl*")] == [
+    assert [entry.name for entry in find_inputs([f"{folder}/**/*.jsonl*"])] == [
         "b.jsonl",
         "sub/a.jsonl.gz",
     ]
-    kinds = [(entry.kind, entry.compression) for entry in find_inputs(str(folder))]
-    assert kinds == [("jsonl", ""), ("parquet", ""), ("text", ""), ("jsonl", ".gz")]
+    kinds = [entry.kind for entry in find_inputs([str(folder)])]
+    assert kinds == ["jsonl", "parquet", "text", "packed"]
 
 
 def test_other_endings_of_jsonl(tmp_path: Path) -> None:
@@ -76,25 +75,12 @@ def test_other_endings_of_jsonl(tmp_path: Path) -> None:
 def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text(LINES)
     (tmp_path / "settings.json").write_text('{\n"text": "not a document"\n}\n')
-    assert [entry.name for entry in find_inputs(str(tmp_path))] == ["a.jsonl"]
+    assert [entry.name for entry in find_inputs([str(tmp_path)])] == ["a.jsonl"]
     assert "skipped 1: settings.json" in capsys.readouterr().out
     for content in ('[{"text": "x"}]', '{\n"text": "x"}', ""):
         (tmp_path / "settings.json").write_text(content)
-        with pytest.raises(UserError, match=r"expected a JSON object on each line.*jq -c"):
+        with pytest.raises(UserError, match=r"holds no documents.* on each line .*jq -c"):
             prepare(str(tmp_path / "settings.json"), out=str(tmp_path / "out"))
-
-
-@pytest.mark.parametrize("start", ['[\n{"text": "x"},', '[{"text": "x"},', "\n{"])
-def test_json_of_many_lines_is_refused_wherever_it_is(memory, tmp_path, start):
-    """--errors skip would keep the one line of it that is an object."""
-    content = f'{start}\n{{"text": "the last"}}\n'.encode()
-    (tmp_path / "a b.json.gz").write_bytes(gzip.compress(content))
-    (tmp_path / "a.jsonl").write_bytes(content)
-    memory.pipe("/docs/a.json", content)
-    path = tmp_path / "a b.json.gz"
-    for source in (path, tmp_path / "a.jsonl", "memory:///docs/a.json"):
-        with pytest.raises(UserError, match=rf"{source}: expected a JSON object on each line.*jq"):
-            prepare(str(source), out=str(tmp_path / "out"), errors="skip", workers=1)
 
 
 def test_several_sources_are_a_glob(tmp_path: Path) -> None:
@@ -104,7 +90,7 @@ def test_several_sources_are_a_glob(tmp_path: Path) -> None:
         (folder / f"{name}.jsonl").write_text(LINES.replace("document", name))
     pattern = f"{folder}/*.jsonl"
     listed = [f"{folder}/{name}.jsonl" for name in "bcab"]  # one twice
-    assert find_inputs(listed) == find_inputs(pattern)
+    assert find_inputs(listed) == find_inputs([pattern])
     assert (
         dataset_folder(listed, "gpt2") == dataset_folder(pattern, "gpt2") == Path("data/docs-gpt2")
     )
@@ -130,10 +116,10 @@ def test_links_are_followed_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (source / "sub" / "again").symlink_to(other / "deep")
     (source / "gone.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
     (source / "file.jsonl").symlink_to(source / "a.jsonl")
-    names = [entry.name for entry in find_inputs(str(source))]
+    names = [entry.name for entry in find_inputs([str(source)])]
     assert names == ["a.jsonl", "link/b.jsonl", "link/deep/c.jsonl"]
     assert capsys.readouterr().out == "skipped 1: gone.jsonl\n"
-    assert len(find_inputs(f"{source}/**/*.jsonl")) == 3
+    assert len(find_inputs([f"{source}/**/*.jsonl"])) == 3
 
 
 def test_a_glob_descends_as_a_shells_words(folder, tmp_path, capsys):
@@ -141,19 +127,19 @@ def test_a_glob_descends_as_a_shells_words(folder, tmp_path, capsys):
     shell = [str(path) for path in sorted(folder.iterdir()) if path.exists()]
     names = [entry.name for entry in find_inputs(shell) if not entry.name.startswith(".")]
     capsys.readouterr()
-    assert [entry.name for entry in find_inputs(f"{folder}/*")] == names
+    assert [entry.name for entry in find_inputs([f"{folder}/*"])] == names
     assert "sub/a.jsonl.gz" in names
     assert "gone.jsonl" in capsys.readouterr().out
-    assert [entry.name for entry in find_inputs(f"{folder}/**/s*")] == ["a.jsonl.gz"]
-    assert [entry.name for entry in find_inputs(f"{folder}/**/*")] == names
+    assert [entry.name for entry in find_inputs([f"{folder}/**/s*"])] == ["a.jsonl.gz"]
+    assert [entry.name for entry in find_inputs([f"{folder}/**/*"])] == names
 
 
-@pytest.mark.parametrize("rest", ["", "/*.jsonl", "/**/*.jsonl", "/a.jsonl"])
+@pytest.mark.parametrize("rest", ["", "/*.jsonl", "/a.jsonl"])
 def test_brackets_in_a_name(tmp_path: Path, rest: str) -> None:
     source = tmp_path / "news [2024]"
     source.mkdir()
     (source / "a.jsonl").write_text(LINES)
-    assert [entry.name for entry in find_inputs(f"{source}{rest}")] == ["a.jsonl"]
+    assert [entry.name for entry in find_inputs([f"{source}{rest}"])] == ["a.jsonl"]
 
 
 MAGIC = {
@@ -173,16 +159,16 @@ def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes) -> None:
     for name in ("a.jsonl", "a.txt", "folder/a.txt"):
         (tmp_path / name).write_bytes(content + b"\n" + LINES.encode())
         source = tmp_path / name.removesuffix("/a.txt")
-        for errors in ("strict", "replace", "skip"):
+        for errors in ("strict", "skip"):
             if (errors, name) == ("skip", "a.txt"):
                 continue  # one text has no documents to skip
-            with pytest.raises(UserError, match=r"a\.\w+ is no text: "):
+            with pytest.raises(UserError, match=r"a\.\w+ is not UTF-8 text: "):
                 prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["part-00000", "a.jl", "-"])
-@pytest.mark.parametrize("content", [LINES, f'cut off"}}\n{LINES}', '[\n {"a": 1}]'])
+@pytest.mark.parametrize("content", [LINES, '[\n {"a": 1}]'])
 def test_json_under_another_name_is_never_text(tmp_path, monkeypatch, name, content):
     path, out = tmp_path / name, tmp_path / "out"
     path.write_text(content)
@@ -199,7 +185,7 @@ def test_json_under_another_name_is_never_text(tmp_path, monkeypatch, name, cont
 def test_a_json_whose_first_line_is_damaged(tmp_path: Path) -> None:
     path, out = tmp_path / "a.json", tmp_path / "out"
     path.write_text(f'{{"text": "cut off\n{LINES}')
-    with pytest.raises(UserError, match="line 1: expected a JSON object"):
+    with pytest.raises(UserError, match="line 1: damaged document"):
         prepare(str(path), out=str(out), workers=1)
     prepare(str(tmp_path), out=str(out), workers=1, errors="skip")
     assert load_manifest(out).settings["skipped"] == 1
@@ -210,21 +196,19 @@ def test_utf16_without_a_mark(tmp_path: Path, encoding: str) -> None:
     content = LINES.encode(encoding)
     for name in ("a.txt", "a.jsonl", "a.jsonl.gz"):
         (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-        for errors in ("strict", "replace"):
-            with pytest.raises(UserError, match=f"many NUL bytes: .*{encoding}"):
-                prepare(str(tmp_path / name), out=str(tmp_path / "out"), errors=errors, workers=1)
+        with pytest.raises(UserError, match=f"not UTF-8 text: .*{encoding[:-2]}"):
+            prepare(str(tmp_path / name), out=str(tmp_path / "out"), workers=1)
     (tmp_path / "a.txt").write_bytes("\u4e2d\u6587\u5b57 ".encode(encoding))  # few NUL bytes
     for source in (tmp_path / "a.txt", tmp_path / "*.txt"):
-        with pytest.raises(UserError, match="iconv -f utf-16") as caught:
+        with pytest.raises(UserError, match=r"a\.txt.* .?(UTF-8|utf-8)"):
             prepare(str(source), out=str(tmp_path / "out"), workers=1)
-        assert "replace" not in str(caught.value)
 
 
 def test_sources_without_documents(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no documents: expected \.txt, \.jsonl"):
-        find_inputs(f"{folder}/*.md")
+    with pytest.raises(UserError, match=r"holds no documents: expected \.txt, \.csv"):
+        find_inputs([f"{folder}/*.md"])
     with pytest.raises(UserError, match="no file matches"):
-        find_inputs(f"{folder}/*.none")
+        find_inputs([f"{folder}/*.none"])
     assert is_one_text(str(folder / "d.TXT"))
     assert is_one_text("no-such-file.jsonl")
     with pytest.raises(UserError, match=r"no-such-file\.jsonl: no such file"):
@@ -232,10 +216,10 @@ def test_sources_without_documents(folder: Path) -> None:
 
 
 def test_the_fingerprint_stays_if_a_folder_moves(folder: Path, tmp_path: Path) -> None:
-    before = fingerprint(find_inputs(str(folder)))
+    before = fingerprint(find_inputs([str(folder)]))
     folder.rename(tmp_path / "moved")
     moved = tmp_path / "moved"
-    assert fingerprint(find_inputs(str(moved))) == before
+    assert fingerprint(find_inputs([str(moved)])) == before
 
 
 @pytest.mark.parametrize(
@@ -265,20 +249,6 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
 # ---- standard input ------------------------------------------------------------------------------
 
 
-def test_telling_jsonl_from_text(tmp_path: Path) -> None:
-    for content, expected in {
-        b'{"text": "x"}\n': True,
-        b'\xef\xbb\xbf\n  {"text": "x"}\r\n': True,
-        b'{"text": "x"} and more\n': False,
-        b"{not json\n": False,
-        b"[1]\n": False,
-        b"text\n{}\n": False,
-        b"": False,
-    }.items():
-        (tmp_path / "in").write_bytes(content)
-        assert begins_with_object(tmp_path / "in") == expected
-
-
 def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -292,10 +262,10 @@ def test_standard_input(tmp_path, monkeypatch, capsys):
     assert "is already prepared" in capsys.readouterr().out
     assert tokens_of(out) == naive(TEXTS)
     feed(monkeypatch, LINES.replace("40", "41").encode() + b"\n")
-    with pytest.raises(UserError, match="other inputs"):
+    with pytest.raises(UserError, match="prepared with inputs"):
         prepare("-", out=str(out), val_fraction=0.0, workers=1)
     feed(monkeypatch, LINES.encode() + b"bad")
-    with pytest.raises(UserError, match="standard input, line 41: expected a JSON object"):
+    with pytest.raises(UserError, match="standard input, line 41: damaged document"):
         prepare("-", out=str(tmp_path / "bad"), workers=1)
     feed(monkeypatch, b"one text, not documents\n" * 9)
     prepare("-", "char", out=str(tmp_path / "text"))
@@ -367,11 +337,11 @@ def test_lost_connections_and_busy_servers(server, tmp_path, name, ranges):
 
 @pytest.mark.slow
 def test_a_server_that_stays_busy_and_one_that_is_gone(server, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("gpt_lightning.remote.files.PATIENCE_S", 0.0)
+    monkeypatch.setattr("gpt_lightning.prepare.sources.PATIENCE_S", 0.0)
     url = put(server, "a.jsonl")
     for busy in ({"a.jsonl": 10**6}, {"": 10**6}):
         server.busy = busy
-        with pytest.raises(UserError, match=r"cannot read http.*503.*run the same command again"):
+        with pytest.raises(UserError, match=r"cannot \w+ http.*503.*run the same command again"):
             prepare(url if "a.jsonl" in busy else f"{server.url}/", out=str(tmp_path / "out"))
     with pytest.raises(UserError, match="no such file"):
         prepare(url.replace("a.j", "b.j"), out=str(tmp_path / "out"))
@@ -389,23 +359,8 @@ def test_documents_behind_a_url_that_change_in_place(server, tmp_path, capsys, k
     assert "is already prepared" in capsys.readouterr().out
     put(server, "a.jsonl", LINES.replace("document", "DOCUMENT"))  # the size stays the same
     server.headers = {key: "2"}
-    with pytest.raises(UserError, match="other inputs"):
+    with pytest.raises(UserError, match="prepared with inputs"):
         prepare(url, out=out, workers=1)
-
-
-@pytest.mark.slow
-def test_a_url_that_changes_while_it_is_read(server, tmp_path, monkeypatch):
-    url = put(server, "a.jsonl")
-    server.headers = {"Last-Modified": "1"}
-    real = readers.Documents.read
-
-    def read(*args: Any) -> Iterator[Any]:
-        yield from real(*args)
-        server.headers = {"Last-Modified": "2"}
-
-    monkeypatch.setattr(readers.Documents, "read", read)
-    with pytest.raises(UserError, match="changed while it was read: run the same command again"):
-        prepare(url, out=str(tmp_path / "out"), workers=1)
 
 
 class Hub(MemoryFileSystem):  # type: ignore[misc]
@@ -437,7 +392,7 @@ def parquet_bytes(texts: list[str]) -> bytes:
     return sink.getvalue()
 
 
-def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     texts = TEXTS
     address = "datasets/org/name@refs/convert/parquet"
     for path, part in {
@@ -447,15 +402,12 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monk
         "large/partial-train/0000.parquet": texts[:5],
     }.items():
         hub.pipe(f"/{address}/{path}", parquet_bytes(part))
-    names = [name.removeprefix(f"/{address}/") for name in hub.find(f"/{address}")]
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: names)
     prepare("hf:org/name", data_dir=str(tmp_path), val_fraction=0.0, workers=1)
     assert tokens_of(tmp_path / "name-gpt2-val0") == naive(TEXTS)
     prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
     assert load_manifest(tmp_path / "en").settings["documents"] == 5
     for source, said in {
-        "hf:org/name:large": "no split 'train' .* one of .*large:partial-train",
-        "hf:org/name:default:dev": "no split 'dev' .*: give hf:org/name: and one of default:train",
+        "hf:org/name:large": "hf:org/name:large holds no documents: .*parquet lists",
         "hf:": "expected hf:OWNER/NAME",
         "hf:a:b:c:d": "expected hf:OWNER/NAME",
     }.items():

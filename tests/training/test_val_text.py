@@ -54,7 +54,7 @@ def test_the_vocabulary_is_the_run_s(own_folder, capsys):
     assert validate("--data.val_text_file=other.txt")["val/loss"] > 0
     wrong = {
         "accent": (words[:300] + "\u00e9", "character '\u00e9' at position 300 is not among"),
-        "empty": ("", "empty.txt is empty"),
+        "empty": ("", "empty.txt: the train split has 0 tokens"),
         "short": ("the", "has 3 tokens, fewer than a window"),
         "other": (words[:200], "data/other-text-char-val0 was prepared with SHA-256"),
     }
