@@ -205,11 +205,6 @@ def numbered_folder(root: Path, prefix: str = "version_") -> Path:
         OSError: It cannot be made.
         UserError: A link to nothing or a file has the name of a folder above it.
     """
-    return next(numbered_folders(root, prefix))
-
-
-def numbered_folders(root: Path, prefix: str) -> Iterator[Path]:
-    """Make and yield the folders of numbered_folder, one after the other."""
     taken = (path.name.removeprefix(prefix) for path in root.glob(f"{glob.escape(prefix)}*"))
     first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
     for number in itertools.count(first):
@@ -222,8 +217,9 @@ def numbered_folders(root: Path, prefix: str) -> Iterator[Path]:
                     f"{error.filename} is a link to nothing, or a file: remove it, or choose "
                     "another name"
                 ) from error
-            continue
-        yield folder
+        else:
+            return folder
+    raise AssertionError("numbers do not end")
 
 
 def file_sha256(path: Path) -> str:

@@ -29,10 +29,6 @@ LINE_S = 60.0  # time between two lines about an outage
 T = TypeVar("T")
 
 
-class DamageError(Exception):
-    """A file has other bytes than expected; another attempt may transfer the right ones."""
-
-
 def attempts(
     url: str,
     work: Callable[[Any, str], T],
@@ -65,9 +61,8 @@ def attempts(
                 fix = "check the address, the connection and the permissions"
                 raise UserError(f"cannot {action} {url}: {reason}; {fix}") from error
             waited_s = time.monotonic() - began
-            damaged = isinstance(error, DamageError)
-            if attempt >= ATTEMPTS and (damaged or waited_s >= patience_s):
-                raise (UserError if damaged else OutageError)(
+            if attempt >= ATTEMPTS and waited_s >= patience_s:
+                raise OutageError(
                     f"cannot {action} {url} after {attempt} attempts ({reason}): check the "
                     f"connection and the file; {AGAIN}"
                 ) from error

@@ -1,10 +1,9 @@
-"""Files behind URLs: list, read whole or in parts, download, upload with a comparison, delete."""
+"""Files behind URLs: list, read whole or in parts, download, upload, delete."""
 
 import contextlib
-import hashlib
 import io
 import os
-import socket
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -12,19 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields, file_sha256, replacement, sync_folder
-from gpt_lightning.remote.attempts import (
-    NO_FILE,
-    PATIENCE_S,
-    DamageError,
-    T,
-    attempts,
-    raise_unless_missing,
-)
+from gpt_lightning.files import Fields, explained, file_sha256, replacement
+from gpt_lightning.remote.attempts import NO_FILE, PATIENCE_S, T, attempts, raise_unless_missing
 
 TRANSFERS = 3  # of a file that arrives with other bytes
-# A file appears in them when it is complete, and there is no cheap rename.
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
 # facts that change with a file; no store has all of them
 TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 Last-Modified"
 
@@ -32,11 +22,6 @@ TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 
 def protocols(system: Any) -> set[str]:
     """Return the protocols of a file system of fsspec."""
     return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-
-
-def is_object_store(system: Any) -> bool:
-    """Return whether a file system has objects instead of files and folders."""
-    return not protocols(system).isdisjoint(OBJECT_STORES)
 
 
 def is_local(system: Any) -> bool:
@@ -248,72 +233,27 @@ class RemoteFile(io.RawIOBase):
 # ---- writing -----------------------------------------------------------------------------------
 
 
-def upload(content: Path | bytes, url: str, sha256: str | None = None) -> None:
-    """Upload a file or bytes, read them back, and compare.
-
-    They are uploaded under a temporary name, .NAME.tmp.HOST.PID, and renamed; in an object
-    store they have their own name at once.
-
-    Args:
-        content: Path of a file, or bytes.
-        url: Address.
-        sha256: Digest of the file, with which what is read back is compared; None: only the size
-            of a file is compared.
+def upload(path: Path, url: str) -> None:
+    """Upload a file. On a disk, its name means a complete file at every moment, as in a store.
 
     Raises:
         UserError: All attempts failed.
     """
-    if isinstance(content, bytes):
-        sha256 = hashlib.sha256(content).hexdigest()
 
-    def put(system: Any, path: str) -> None:
-        parent, _, base = path.rpartition("/")
-        mark = f".tmp.{socket.gethostname()}.{os.getpid()}"
-        temporary = path if is_object_store(system) else f"{parent}/.{base}{mark}"
-        _make_parent(system, path)
-        try:
-            if isinstance(content, bytes):
-                system.pipe_file(temporary, content)
-            else:
-                system.put_file(str(content), temporary)
-            system.invalidate_cache()
-            if isinstance(content, Path):
-                size, found = content.stat().st_size, system.info(temporary)["size"]
-                if found != size:
-                    raise DamageError(f"sent {size:,} bytes, found {found:,}")
-            if sha256 is not None:
-                with system.open(temporary, "rb") as file:
-                    if is_local(system):
-                        os.fsync(file.fileno())
-                    back = hashlib.file_digest(file, "sha256").hexdigest()
-                if back != sha256:
-                    raise DamageError(f"sent SHA-256 {sha256}, read back {back}")
-        except BaseException:
-            with contextlib.suppress(Exception):
-                system.rm_file(temporary)
-            raise
-        if temporary != path:
-            system.mv(temporary, path)
-            if is_local(system):
-                sync_folder(Path(parent))
+    def put(system: Any, there: str) -> None:
+        if is_local(system):
+            with explained("write", there), replacement(Path(there)) as temporary:
+                shutil.copyfile(path, temporary)
+                sync_file(temporary)
+            return
+        system.put_file(str(path), there)
+        system.invalidate_cache()
+        size = path.stat().st_size
+        found = system.info(there)["size"]
+        if found != size:
+            raise ConnectionError(f"sent {size:,} bytes, found {found:,}")
 
     attempts(url, put, "write")
-
-
-def create(url: str, content: bytes) -> bool:
-    """Write a file unless there is one; return whether its content is now the given one."""
-
-    def write(system: Any, path: str) -> bool:
-        _make_parent(system, path)
-        try:
-            with contextlib.suppress(FileExistsError), system.open(path, "xb") as file:
-                file.write(content)
-        except (NotImplementedError, ValueError):  # a file system without exclusive creation
-            if not system.exists(path):
-                system.pipe_file(path, content)
-        return bool(system.cat_file(path) == content)
-
-    return attempts(url, write, "write")
 
 
 def delete(url: str) -> None:
@@ -324,14 +264,3 @@ def delete(url: str) -> None:
             system.rm_file(path)
 
     attempts(url, remove, "delete")
-
-
-def rename(url: str, ending: str) -> None:
-    """Append an ending to the name of a file."""
-    attempts(url, lambda system, path: system.mv(path, path + ending), "rename")
-
-
-def _make_parent(system: Any, path: str) -> None:
-    """Make the folder of a file, where there are folders; stores make a bucket of such a call."""
-    if not is_object_store(system):
-        system.makedirs(path.rpartition("/")[0], exist_ok=True)

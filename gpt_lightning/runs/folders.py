@@ -197,28 +197,19 @@ def run_id(run: Path) -> str | None:
         ) from error
 
 
-def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = None) -> Path:
+def claim_folder(runs: Path, kind: str) -> Path:
     """Make the folder `KIND_N` with the next free N, which no other process can have made.
 
     Args:
         runs: Folder to make it in.
         kind: First part of its name.
-        claim: Function that claims N in `checkpoint.folder` too, and returns False if N is taken
-            there; None: there is no such folder.
 
     Raises:
         OSError: It cannot be made.
     """
-    folders, free = files.numbered_folders(runs, f"{kind}_"), False
-    while not free:
-        folder = next(folders)
-        run_id = {"run_id": uuid.uuid4().hex}
-        files.write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
-        try:
-            free = not claim or claim(folder)
-        finally:
-            if not free:
-                shutil.rmtree(folder)
+    folder = files.numbered_folder(runs, f"{kind}_")
+    run_id = {"run_id": uuid.uuid4().hex}
+    files.write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
     return folder
 
 

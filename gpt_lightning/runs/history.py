@@ -285,8 +285,6 @@ def state_of(run: Path, events: list[Fields], complete: bool) -> tuple[str, str]
             return "running", ""
     except OSError as error:  # a run of another user
         return "unknown", f"{lock}: {error.strerror}"
-    if (run / "checkpoints/.begun").exists() and not complete:  # runs/mirror.py
-        return "unknown", "a copy of checkpoint.folder"
     ended = "killed" if events else "stopped"
     return ("finished" if complete else ended), ""
 

@@ -67,8 +67,6 @@ class RunLogger(Logger):
         resume_step: Step after which a resumed run continues; rows of later steps, logged by a
             session that was killed, are deleted. None: a new run.
         resume_rows: Rows that there were when the checkpoint was saved; None: unknown.
-        claim: Function that claims a new folder's number in `checkpoint.folder` too, and returns
-            False if the number is taken there.
 
     Attributes:
         rows: Rows that this run has logged.
@@ -82,13 +80,12 @@ class RunLogger(Logger):
         folder: Path | None = None,
         resume_step: int | None = None,
         resume_rows: int | None = None,
-        claim: Callable[[Path], bool] | None = None,
     ):
         super().__init__()
         self.runs, self.resume_step = runs, resume_step
         self.resume_rows = resume_rows
         self.rows = 0
-        self._kind, self._claim = kind, claim
+        self._kind = kind
         self.on_sync: Callable[[], None] = lambda: None
         self._is_new = not folder
         if folder:
@@ -104,7 +101,7 @@ class RunLogger(Logger):
         """
         assert is_rank_zero(), "the other ranks receive the folder from rank 0"
         with explained("write to", self.runs):
-            return claim_folder(self.runs, self._kind, self._claim)
+            return claim_folder(self.runs, self._kind)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from gpt_lightning.model.weights import (
 )
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import find_checkpoint, sort_saved
+from gpt_lightning.runs.mirror import fetch_checkpoint
 
 GPT2_VOCABULARIES = (50257, 50304)  # published files, and padded to a multiple of 64
 
@@ -81,8 +82,6 @@ def find_model(source: str | Path) -> Path:
         UserError: There is none.
     """
     if is_remote(str(source)):
-        from gpt_lightning.runs.mirror import fetch_checkpoint  # most runs do not need it
-
         return fetch_checkpoint(str(source))
     path = Path(source)
     return path if huggingface.is_folder(path) else find_checkpoint(path)

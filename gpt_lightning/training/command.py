@@ -30,6 +30,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, write_atomic
 from gpt_lightning.hardware.device import machine_record, version
 from gpt_lightning.hardware.precision import resolve_precision
+from gpt_lightning.remote.attempts import on_file_system
+from gpt_lightning.runs import mirror
 from gpt_lightning.runs.checkpoint import RunRecord, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, run_folders
@@ -244,16 +246,13 @@ class TrainingCLI(LightningCLI):
             for key, value in callback.get("init_args", {}).items():
                 if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold
                     callback.init_args[key] = value.value
-        self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
-        if self.mirrored:
-            from gpt_lightning.runs import mirror  # most runs do not need it
-
+        if self.subcommand == "fit" and config.checkpoint.folder is not None:
             if trainer.enable_checkpointing is False or not config.checkpoint.enabled:
                 raise UserError(
                     "checkpoint.folder is for copies of checkpoints, and this run saves none: "
                     "leave it out, or turn trainer.enable_checkpointing and checkpoint.enabled on"
                 )
-            mirror.check_folder(config.checkpoint.folder, self.runs)
+            on_file_system(config.checkpoint.folder)  # raises for a missing package
             if config.resume == "auto":
                 mirror.restore(config.checkpoint.folder, self._name_folder(config))
         if config.resume != "never":
@@ -376,12 +375,7 @@ class TrainingCLI(LightningCLI):
         """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
         runs = self.run_folder.parent if self.run_folder else self._name_folder(config)
-        claim = None
-        if self.mirrored and not config.trainer.fast_dev_run:
-            from gpt_lightning.runs.mirror import mirror_of
-
-            claim = lambda new: mirror_of(config.checkpoint.folder, new).claim(new)  # noqa: E731
-        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows, claim)
+        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows)
         setting = config.trainer.logger
         if setting is None or isinstance(setting, bool):
             return [run] if setting is False else [RunEvents(run), run]

@@ -1,13 +1,13 @@
-"""Whole files: uploads that are torn or interrupted, and files that are there once."""
+"""Whole files: downloads that are wrong, and uploads that are torn or interrupted."""
 
-import re
+import errno
+from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import file_sha256
 from gpt_lightning.remote import attempts, files
 
 
@@ -19,46 +19,40 @@ def memory(monkeypatch):
     MemoryFileSystem.store.clear()
 
 
-@pytest.mark.parametrize("digest", [True, False])
-def test_a_torn_upload_is_tried_again_and_never_has_the_files_name(digest, monkeypatch, tmp_path):
-    path, torn, seen = tmp_path / "x", [2], []
+def test_a_torn_upload_is_tried_again(monkeypatch, tmp_path):
+    path, torn = tmp_path / "x", [2]
     path.write_bytes(b"content")
     real = MemoryFileSystem.pipe_file
 
-    def pipe_file(self, remote, value, mode="overwrite", **kwargs):
-        seen.append(remote)
-        torn[0] -= 1
-        real(self, remote, value[:-1] if torn[0] >= 0 else value, mode)
-
     def put_file(self, local, remote, **kwargs):
-        self.pipe_file(remote, path.read_bytes())
+        torn[0] -= 1
+        content = path.read_bytes()
+        real(self, remote, content[:-1] if torn[0] >= 0 else content)
 
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
-    files.upload(path, "memory://a/x", file_sha256(path) if digest else None)
-    assert len(seen) == 3
-    assert all(re.fullmatch(r"\..+\.tmp\..+\.\d+", name.rpartition("/")[2]) for name in seen)
-    assert list(files.listed("memory://a")) == ["x"]
+    files.upload(path, "memory://a/x")
+    assert torn == [-1]
     assert files.read("memory://a/x") == b"content"
     torn[0] = 10**6
-    with pytest.raises(UserError, match="cannot write memory://a/y after 6 attempts"):
-        files.upload(b"other", "memory://a/y")
-    assert list(files.listed("memory://a")) == ["x"]
+    with pytest.raises(UserError, match="cannot write memory://a/x after 6 attempts"):
+        files.upload(path, "memory://a/x")
 
 
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_a_file_is_created_once(exclusive, monkeypatch):
-    real = MemoryFileSystem.open
+def test_an_upload_to_a_disk_is_whole_or_not_there(monkeypatch, tmp_path):
+    path, there = tmp_path / "x", tmp_path / "shared" / "run" / "x"
+    path.write_bytes(b"content")
+    files.upload(path, str(there))
 
-    def opened(self, path, mode="rb", **kwargs):
-        if mode == "xb" and not exclusive:
-            raise NotImplementedError
-        return real(self, path, mode, **kwargs)
+    def full(source, target):
+        Path(target).write_bytes(b"con")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(MemoryFileSystem, "open", opened)
-    assert files.create("memory://runs/run.json", b"one")
-    assert not files.create("memory://runs/run.json", b"two")
-    assert files.create("memory://runs/run.json", b"one")
+    monkeypatch.setattr(files.shutil, "copyfile", full)
+    path.write_bytes(b"other content")
+    with pytest.raises(UserError, match=r"cannot write .*shared/run/x: No space left"):
+        files.upload(path, str(there))
+    assert there.read_bytes() == b"content"
+    assert list(there.parent.iterdir()) == [there]
 
 
 def test_what_is_not_there(memory):

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs import mirror
 from gpt_lightning.runs.history import (
     COLUMNS,
     Timeline,
@@ -102,16 +101,6 @@ def test_a_session_without_an_end_was_killed(run):
     found = summarize(run, run.parent)
     assert (found["state"], found["max_steps"]) == ("killed", None)
     assert found["started"].endswith(":01")  # the begin, 100 s after 1970 began, not the first row
-
-
-def test_a_copy_of_a_run_that_may_go_on_elsewhere_has_no_known_state(run):
-    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=30)])
-    (run / "checkpoints").mkdir()
-    assert summarize(run, run.parent)["state"] == "killed"
-    (run / mirror.BEGUN).touch()
-    assert summarize(run, run.parent)["state"] == "unknown"
-    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=20)])
-    assert summarize(run, run.parent)["state"] == "finished"
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timeline.jsonl"])

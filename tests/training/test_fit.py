@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -95,16 +94,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(own_fold
     assert cli.main([*words, "--trainer.max_steps=4", "--resume=auto"]) == 0
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     assert logged_steps() == [1, 2, 3, 4]
-
-
-def test_a_run_takes_a_number_that_is_free_here_and_in_the_folder_of_copies(own_folder):
-    words = ["fit", *TINY_RUN, "--trainer.max_steps=1", "--checkpoint.folder=far"]
-    for number in (0, 1):
-        assert cli.main(words) == 0
-        runs = [Path(root) / "run" for root in ("lightning_logs", "far")]
-        newest = [max(path.name for path in folder.glob("version_*")) for folder in runs]
-        assert newest == [f"version_{number}"] * 2
-        shutil.rmtree("lightning_logs")
 
 
 def test_the_model_of_a_run_that_failed_is_freed_for_the_next_one(own_folder, monkeypatch):

@@ -11,7 +11,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningModule, Trainer
@@ -23,13 +23,11 @@ from gpt_lightning.parsing import checked, program
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
+from gpt_lightning.runs.mirror import MirroredCheckpointIO, copy_url
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.optim import all_finite
-
-if TYPE_CHECKING:
-    from gpt_lightning.runs.mirror import Mirror
 
 
 @checked("checkpoint")
@@ -62,7 +60,6 @@ class RunCheckpoint(steps.StepCallback):
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._mirror: Mirror | None = None
         self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
@@ -88,15 +85,15 @@ class RunCheckpoint(steps.StepCallback):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
             check_others(trainer, folder)
+            if self.folder is not None:
+                url = copy_url(self.folder, folder.parent)
+                mirror = MirroredCheckpointIO(url, self._kept)
+                mirror.copy(folder.parent)
+                trainer.strategy.checkpoint_io = mirror
             folders.check_writable(folder, 0)
             self._lock.enter_context(folders.lock_folder(folder))
             folders.sweep(folder)
             folders.check_writable(folder, 3 * weights)  # AdamW has two more of each
-            if self.folder is not None:
-                from gpt_lightning.runs.mirror import mirror_of  # most runs do not need it
-
-                self._mirror = mirror_of(self.folder, folder.parent)
-                self._mirror.open(folder.parent)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -112,8 +109,6 @@ class RunCheckpoint(steps.StepCallback):
             )
         if trainer.is_global_zero and self._writes:
             checkpoint_io.set_aside(self.checkpoint_folder(trainer), trainer.global_step)
-            if self._mirror:
-                self._mirror.set_aside(trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if steps.at_step_boundary(trainer):
@@ -225,22 +220,24 @@ class RunCheckpoint(steps.StepCallback):
         Raises:
             UserError: The checkpoint cannot be copied.
         """
-        if not self._mirror:
+        mirror = trainer.strategy.checkpoint_io
+        if not isinstance(mirror, MirroredCheckpointIO):
             return
         run = self.checkpoint_folder(trainer).parent
         speed = steps.find_callback(trainer, SpeedMonitor)
         if speed:
             speed.on_fit_end(trainer, pl_module)  # the copy has the last line of timeline.jsonl
-        with phase(trainer, "checkpoint"):
-            self._mirror.sync(run, self._kept)
-        if self._mirror.failure is not None:
+        try:
+            with phase(trainer, "checkpoint"):
+                mirror.copy(run)
+        except UserError as error:
             raise UserError(
-                f"the last checkpoint is not in {self._mirror.url}: {self._mirror.failure}; it is "
-                f"in {run}: the same command with --resume auto copies it"
-            )
+                f"the last checkpoint is not in {mirror.url}: {error}; it is in {run}: the same "
+                "command with --resume auto copies it"
+            ) from error
 
     def _saved(self, written: Path) -> None:
-        """Delete the files that are no longer kept, and copy the run to `folder`.
+        """Delete the files that are no longer kept.
 
         A file whose digest cannot be read is neither counted nor deleted.
         """
@@ -252,10 +249,6 @@ class RunCheckpoint(steps.StepCallback):
                 DurableCheckpointIO().remove_checkpoint(file.path)
         step = next(file.step for file in saved if file.path == written)
         checkpoint_io.drop_aside(written.parent, step)
-        if self._mirror:
-            self._mirror.sync(written.parent.parent, self._kept)
-            if self._mirror.failure is not None:
-                print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
 
     def _kept(self, saved: list[Saved]) -> set[str]:
         """Return the names to keep of some checkpoints, the newest first."""
