@@ -89,7 +89,7 @@ def measure_peers(row: SimpleNamespace) -> Values:
         both[name] = Training(module, batch, row.dtype, row.compile, optimizer=adamw, clip=False)
         both[name].block(warmup=0, steps=1)
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
-    found = dict(timing.compare(blocks, row.rounds))
+    found = timing.compare(blocks, row.rounds)
     for name, training in both.items():
         found[f"{name}_tokens_per_sec"] = row.batch * row.context / found[f"{name}_ms"] * 1e3
         found[f"{name}_graphs"] = training.graphs

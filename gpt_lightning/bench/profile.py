@@ -489,15 +489,16 @@ def attention_flops(row: SimpleNamespace) -> dict[str, int]:
     products and a sum for each channel of queries and keys.
     """
     n_layer, n_head, C = models.shape_of(row.size)
-    tokens, square = row.batch * row.context, row.batch * row.context**2
-    return {
-        "projections": n_layer * 8 * tokens * C**2,
-        **({"rope": n_layer * 6 * tokens * C} if row.model == "course" else {}),
-        "score product": n_layer * 2 * square * C,
-        "scale and mask": 0,
-        "softmax": n_layer * 5 * square * n_head,
-        "value product": n_layer * 2 * square * C,
-    }
+    tokens = n_layer * row.batch * row.context
+    square = tokens * row.context
+    found = {"projections": 8 * tokens * C**2}
+    if row.model == "course":
+        found["rope"] = 6 * tokens * C
+    found["score product"] = 2 * square * C
+    found["scale and mask"] = 0
+    found["softmax"] = 5 * square * n_head
+    found["value product"] = 2 * square * C
+    return found
 
 
 def attention_table(averages: Averages, row: SimpleNamespace) -> list[Values]:

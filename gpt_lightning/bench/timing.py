@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean, median, stdev
 
-import numpy as np
 import torch
 
 from gpt_lightning.data.loader import Batch
@@ -141,18 +140,15 @@ def compare(blocks: Mapping[str, Block], rounds: int) -> dict[str, float]:
 
     Returns:
         A_ms and B_ms, with the names of the two: medians over the rounds of a block's mean step.
-        difference_ms: median of B's mean step minus A's; noise can make it negative. ratio,
-        ratio_std, ratio_min, ratio_max: median and spread of B's mean step over A's; the standard
-        deviation of one round is 0.
+        ratio, ratio_std, ratio_min, ratio_max: median and spread of B's mean step over A's; the
+        standard deviation of one round is 0.
     """
     (a, run_a), (b, run_b) = blocks.items()
     means = [(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]
-    a_ms, b_ms = np.array(means).T
-    ratios = (b_ms / a_ms).tolist()
+    ratios = [b_ms / a_ms for a_ms, b_ms in means]
     return {
-        f"{a}_ms": median(a_ms),
-        f"{b}_ms": median(b_ms),
-        "difference_ms": median(b_ms - a_ms),
+        f"{a}_ms": median(a_ms for a_ms, _ in means),
+        f"{b}_ms": median(b_ms for _, b_ms in means),
         "ratio": median(ratios),
         "ratio_std": STATISTICS["std"](ratios),
         "ratio_min": min(ratios),

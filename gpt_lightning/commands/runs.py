@@ -22,6 +22,7 @@ from gpt_lightning.runs.history import (
     read_events,
     summarize,
 )
+from gpt_lightning.tables.rows import short_names
 
 PICTURES = (".png", ".svg", ".pdf")
 SAMPLES = 24  # samples on a page
@@ -225,8 +226,6 @@ def report(runs: list[str], out: str | None = None, reference: list[str] | None 
         reference: Published curves to draw and to compare with, such as nanogpt-shakespeare-char.
             Repeat the option for several.
     """
-    from gpt_lightning.tables.rows import short_names
-
     folders, curves = drawn("report", runs, reference)
     name = str(folders[0]) if out is None else out
     if Path(name).is_dir() or name.endswith("/"):

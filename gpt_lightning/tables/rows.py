@@ -126,8 +126,8 @@ class Console:
 def implausible(found: Values) -> str:
     """Describe the impossible numbers of a row, by the units in their names; empty if none is.
 
-    A time of 0 is impossible: clocks are finer than anything timed here. A difference of two times
-    can be negative. An MFU above 1 has a wrong peak or a wrong time.
+    A time of 0 is impossible: clocks are finer than anything timed here. An MFU above 1 has a wrong
+    peak or a wrong time.
     """
     wrong = []
     for name, value in found.items():
@@ -135,7 +135,7 @@ def implausible(found: Values) -> str:
             least = -math.inf
             if name.endswith(("_mib", "_gib", "_std", "_std_ms")):
                 least = 0.0
-            elif name.endswith(("_ms", "_s", "_per_sec", "mfu")) and "difference" not in name:
+            elif name.endswith(("_ms", "_s", "_per_sec", "mfu")):
                 least = math.ulp(0.0)
             most = 1.0 if name.endswith("mfu") else math.inf
             if not (math.isfinite(value) and least <= value <= most):

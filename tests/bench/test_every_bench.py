@@ -105,7 +105,7 @@ def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monk
 
 
 # values without a column
-OWN = {"vocab_size", "fit_options", "memory_gib", "upcast", "every", "context", "difference_ms"}
+OWN = {"vocab_size", "fit_options", "memory_gib", "upcast", "every", "context"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
