@@ -19,13 +19,18 @@ set -eu
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 python -m gpt_lightning fit "$@" --print_config > /dev/null
 export HOST="${HOST:-localhost}" PORT="${PORT:-29400}" NNODES="${NNODES:-1}"
-# torchrun, with one line where machines are missing
+# torchrun, with one line where machines are missing or a rank has failed
 exec python -c '
 import os, sys
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torch.distributed.run import main
 try:
     main()
+except ChildFailedError as error:
+    rank, failure = error.get_first_failure()
+    print(f"rank {rank} has ended with exit code {failure.exitcode}", file=sys.stderr)
+    sys.exit(max(failure.exitcode, 0) or 75)
 except RendezvousTimeoutError:
     print("error: fewer machines than NNODES {NNODES} at {HOST}:{PORT}".format(**os.environ) +
           ": start them, or raise GPT_LIGHTNING_RENDEZVOUS_S", file=sys.stderr)
