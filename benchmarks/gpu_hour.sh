@@ -152,7 +152,7 @@ case $1 in
     ;;
   2 | 3) # beside nanoGPT's own program: its batch, and the largest of three that fits
     batches=([2]=12 [3]="120,96,60")
-    part "nanogpt-$1" 540 $python benchmarks/nanogpt_gpu.py "$hour/nanoGPT" \
+    part "nanogpt-$1" 540 $python -m benchmarks.nanogpt_gpu "$hour/nanoGPT" \
       --batches "${batches[$1]}" ${NANOGPT_EXTRA:-}
     ;;
   4) sizes ours ;;

@@ -1,7 +1,7 @@
 """Train GPT-2 124M with nanoGPT's train.py and with `fit` in turn, and write gpu_nanogpt.md.
 
     python nanoGPT/data/shakespeare/prepare.py
-    python benchmarks/nanogpt_gpu.py nanoGPT --batches 12 --rounds 3
+    python -m benchmarks.nanogpt_gpu nanoGPT --batches 12 --rounds 3
 
 Both programs train in bfloat16, compiled, with 480 sequences of 1,024 tokens in a step; each run is
 a process of its own. Of several batches, the first that fits into memory in both programs is
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import nanogpt
 from gpt_lightning.bench.fits import random_token_options, size_options
 from gpt_lightning.bench.gpu import TOKENS
 from gpt_lightning.hardware.device import machine_record
@@ -29,10 +30,7 @@ SEQUENCES = 480  # of a step, as nanoGPT's 40 accumulated micro-batches of 12
 STEPS = 10
 WARMUP = 5  # nanoGPT compiles in the first two steps
 NO_MEMORY = "out of memory"
-THEIRS = (
-    "--dataset=shakespeare --bias=True --compile=True --eval_iters=1 --eval_interval=1000000 "
-    "--log_interval=1"
-)
+THEIRS = ("--dataset=shakespeare", "--bias=True", "--compile=True")
 
 
 def main() -> None:
@@ -84,47 +82,42 @@ def train_round(args: argparse.Namespace, batch: int) -> bool:
 
 def their_rate(args: argparse.Namespace, batch: int) -> float | None:
     """Return the tokens per second of nanoGPT's median step; None if memory runs out."""
-    shape = [f"--batch_size={batch}", f"--gradient_accumulation_steps={SEQUENCES // batch}"]
-    words = ["train.py", *THEIRS.split(), *shape, f"--device={args.device}"]
-    with tempfile.TemporaryDirectory() as out:
-        words += [f"--out_dir={out}", f"--max_iters={WARMUP + STEPS - 1}", *args.theirs.split()]
-        text = run(words, args.nanogpt)
-    if text is None:
-        return None
+    options = [*THEIRS, f"--device={args.device}", f"--max_iters={WARMUP + STEPS - 1}"]
+    options += [f"--batch_size={batch}", f"--gradient_accumulation_steps={SEQUENCES // batch}"]
+    try:
+        text = nanogpt.train(args.nanogpt, [*options, *args.theirs.split()])
+    except subprocess.CalledProcessError as error:
+        return check_memory(error)
     tokens = re.search(r"^tokens per iteration will be: ([\d,]+)", text, re.MULTILINE)
     assert tokens, text
-    times = [float(ms) for ms in re.findall(r"^iter \d+: .* time ([\d.]+)ms", text, re.MULTILINE)]
-    return int(tokens[1].replace(",", "")) / statistics.median(times[WARMUP:]) * 1e3
+    step_ms = statistics.median(nanogpt.step_ms(text)[WARMUP:])
+    return int(tokens[1].replace(",", "")) / step_ms * 1e3
 
 
 def our_rate(args: argparse.Namespace, batch: int) -> float | None:
     """Return the tokens per second of our median step; None if memory runs out."""
-    words = ["-m", "gpt_lightning", "fit", *size_options("124m"), f"--data.batch_size={batch}"]
+    words = [sys.executable, "-m", "gpt_lightning", "fit", *size_options("124m")]
+    words += [f"--data.batch_size={batch}"]
     words += [f"--trainer.accumulate_grad_batches={SEQUENCES // batch}"]
     words += [f"--trainer.accelerator={args.device}", "--trainer.logger=false"]
     words += random_token_options(50304, STEPS, WARMUP, TOKENS)
     with tempfile.TemporaryDirectory() as out:
         words += [f"--trainer.default_root_dir={out}", *args.ours.split()]
-        text = run(words, HERE.parent)
-    if text is None:
-        return None
-    rate = re.search(r"^speed +([\d,]+) tokens/s, median step", text, re.MULTILINE)
-    assert rate, text
+        try:
+            done = subprocess.run(
+                words, cwd=HERE.parent, capture_output=True, text=True, check=True
+            )
+        except subprocess.CalledProcessError as error:
+            return check_memory(error)
+    rate = re.search(r"^speed +([\d,]+) tokens/s, median step", done.stdout, re.MULTILINE)
+    assert rate, done.stdout
     return float(rate[1].replace(",", ""))
 
 
-def run(words: list[str], folder: Path) -> str | None:
-    """Return what a Python program prints; None if memory runs out.
-
-    Raises:
-        SystemExit: The program failed otherwise.
-    """
-    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
-    if done.returncode == 0:
-        return done.stdout
-    if NO_MEMORY in done.stderr.lower():
-        return None
-    raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+def check_memory(error: subprocess.CalledProcessError) -> None:
+    """Raise SystemExit unless a program failed for lack of memory."""
+    if NO_MEMORY not in error.stderr.lower():
+        raise SystemExit(f"{error}\n{error.stdout}{error.stderr}")
 
 
 def write_page(machine: dict[str, str]) -> None:

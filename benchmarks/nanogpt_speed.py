@@ -3,7 +3,7 @@
     git clone https://github.com/karpathy/nanoGPT
     python nanoGPT/data/shakespeare_char/prepare.py
     python nanoGPT/data/shakespeare/prepare.py
-    python benchmarks/nanogpt_speed.py nanoGPT
+    python -m benchmarks.nanogpt_speed nanoGPT
 
 Both programs train the same models in turn, three times each, every run in a process of its
 own. The time of a step is the median of the times that each program prints. nanoGPT runs without
@@ -32,6 +32,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import nanogpt
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.hardware.precision import cpu_bf16_units
@@ -39,8 +40,6 @@ from gpt_lightning.model.flops import flops_per_token
 
 PAGE = Path(__file__).with_name("speed.md")
 BEGIN, END = "<!-- nanogpt_speed.py -->", "<!-- end -->"
-COMMON = "--device=cpu --eval_iters=1 --log_interval=1 --eval_interval=1000000"
-CPU_CONTEXT = "nullcontext() if device_type == 'cpu' else "  # text of nanoGPT's train.py
 OURS = "--trainer.limit_val_batches 0 --trainer.enable_checkpointing false"
 
 
@@ -174,18 +173,10 @@ def measure_bandwidth() -> float:
 
 def their_ms(folder: Path, model: Model, compiled: bool = False, bf16: bool = False) -> float:
     """Return the median time of nanoGPT's steps in ms."""
-    with tempfile.TemporaryDirectory() as out:
-        script = folder / "train.py"
-        if bf16:
-            text = script.read_text()
-            assert CPU_CONTEXT in text, f"another nanoGPT: {script}"
-            script = Path(out, "train.py")
-            script.write_text(text.replace(CPU_CONTEXT, ""))
-        words = [str(script.resolve()), *model.theirs.split(), *COMMON.split()]
-        words += [f"--out_dir={out}", f"--compile={compiled}", *(["--dtype=bfloat16"] * bf16)]
-        text = run([sys.executable, *words], folder, {"PYTHONPATH": str(folder.resolve())})
-    times = [float(ms) for ms in re.findall(r"^iter \d+: .* time ([\d.]+)ms", text, re.M)]
-    return statistics.median(times[2:])
+    options = [*model.theirs.split(), "--device=cpu", f"--compile={compiled}"]
+    options += ["--dtype=bfloat16"] * bf16
+    printed = nanogpt.train(folder, options, autocast=bf16)
+    return statistics.median(nanogpt.step_ms(printed)[2:])
 
 
 def llmc_ms(folder: Path, nanogpt: Path) -> float:
@@ -223,10 +214,9 @@ def our_ms(model: Model) -> float:
     return float(found[1].replace(",", ""))
 
 
-def run(command: list[str], folder: Path, more: dict[str, str] | None = None) -> str:
+def run(command: list[str], folder: Path) -> str:
     """Return what a command prints; end the script if it fails."""
-    environment = os.environ | (more or {})
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout

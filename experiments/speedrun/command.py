@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from benchmarks import nanogpt
 from experiments.speedrun.tracks import NANOGPT, RECORDS, RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.data.texts import corpus_file
 from gpt_lightning.errors import UserError
@@ -34,8 +34,6 @@ PROGRAM = "python -m experiments.speedrun"
 ROOT = Path("lightning_logs") / "speedrun"
 NANOGPT_STEPS = 20
 PAUSE = "validation"  # the phase that is left out of the time
-CPU_CONTEXT = "nullcontext() if device_type == 'cpu' else "  # text of nanoGPT's train.py
-UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evaluation, of one batch
 
 
 def make_parser() -> OneLineParser:
@@ -74,9 +72,9 @@ def run(argv: list[str]) -> int:
     if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
         raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 101,102,103")
     seeds = list(dict.fromkeys(map(int, args.seeds.split(","))))
-    nanogpt = None if args.nanogpt is None else Path(args.nanogpt)
-    if nanogpt is not None:
-        check_nanogpt(nanogpt)
+    theirs = None if args.nanogpt is None else Path(args.nanogpt)
+    if theirs is not None:
+        check_nanogpt(theirs)
     from experiments.speedrun.page import write
     from gpt_lightning.hardware.device import device_kind  # not for --help: torch takes seconds
     from gpt_lightning.hardware.precision import check_accelerator
@@ -89,7 +87,7 @@ def run(argv: list[str]) -> int:
     root = numbered_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
     rows = [] if args.resume is None else read_rows(root)
     config += third_split(root) if args.third_split else []
-    times = [nanogpt_steps_s(nanogpt, track, device)]
+    times = [nanogpt_steps_s(theirs, track, device)]
     for seed in seeds:
         if seed in {row.seed for row in rows}:
             continue
@@ -98,7 +96,7 @@ def run(argv: list[str]) -> int:
         Ledger(root).append({"seed": seed}, dataclasses.asdict(rows[-1]))
         console = Console(SeedRow, rows[-1:])
         print(f"\n{console.header}\n{console.line(rows[-1])}\n", flush=True)
-    times.append(nanogpt_steps_s(nanogpt, track, device))
+    times.append(nanogpt_steps_s(theirs, track, device))
     runs = [find_run(root / f"seed_{row.seed}") for row in rows]
     breaches = [text for run, row in zip(runs, rows, strict=True) for text in problems(run, row)]
     breaches += differences(runs)
@@ -257,9 +255,9 @@ def differences(runs: Sequence[Path]) -> list[str]:
 def check_nanogpt(folder: Path) -> None:
     """Raise a UserError unless the folder has nanoGPT's program and its prepared data."""
     program = folder / "train.py"
-    if not program.is_file() or CPU_CONTEXT not in program.read_text("utf-8"):
+    if not program.is_file() or nanogpt.CPU_CONTEXT not in program.read_text("utf-8"):
         raise UserError(
-            f"--nanogpt {folder} has no train.py, or one without `{CPU_CONTEXT}`: "
+            f"--nanogpt {folder} has no train.py, or one without `{nanogpt.CPU_CONTEXT}`: "
             "git clone https://github.com/karpathy/nanoGPT"
         )
     data = folder / "data/shakespeare_char"
@@ -279,19 +277,11 @@ def nanogpt_steps_s(folder: Path | None, track: Track, device: str) -> dict[str,
     if folder is None:
         return found
     for way, options in NANOGPT[device].items():
-        program = (folder / "train.py").read_text("utf-8")
-        if "bfloat16" in options:
-            program = program.replace(CPU_CONTEXT, "")
-        with tempfile.TemporaryDirectory() as out:
-            Path(out, "train.py").write_text(program)
-            words = [f"{out}/train.py", *track.nanogpt.split(), *UNSEEN.split(), *options.split()]
-            words += [f"--device={device}", f"--out_dir={out}", f"--max_iters={NANOGPT_STEPS}"]
-            how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": str(folder.resolve())}}
-            how |= {"cwd": folder, "capture_output": True, "text": True}
-            done = subprocess.run([sys.executable, *words], **how)
-        if done.returncode:
-            raise UserError(f"nanoGPT failed: {' '.join(done.stderr.split())[-500:]}")
-        times = re.findall(r"^iter \d+: .* time ([\d.]+)ms", done.stdout, re.MULTILINE)
-        found[way] = [float(ms) / 1e3 for ms in times][2:]
+        words = [*track.nanogpt.split(), f"--device={device}", f"--max_iters={NANOGPT_STEPS}"]
+        try:
+            printed = nanogpt.train(folder, [*words, *options.split()], "bfloat16" in options)
+        except subprocess.CalledProcessError as error:
+            raise UserError(f"nanoGPT failed: {' '.join(error.stderr.split())[-500:]}") from error
+        found[way] = [ms / 1e3 for ms in nanogpt.step_ms(printed)][2:]
         print(f"nanoGPT     median step {statistics.median(found[way]):,.4f} s, {way}", flush=True)
     return found

@@ -269,11 +269,11 @@ def test_nanogpts_steps_are_those_after_the_first_two(nanogpt):
     times = [0.01, 0.03, 0.02]
     assert speedrun.nanogpt_steps_s(nanogpt, TRACK, "cpu") == dict.fromkeys(WAYS, times)
     eager, compiled = (nanogpt / "called").read_text().splitlines()
-    assert eager.startswith("float32 config/tiny.py --eval_iters=1")
-    assert "--compile=False --device=cpu" in eager
-    assert compiled.startswith("autocast config/tiny.py --eval_iters=1")
-    assert "--compile=True --dtype=bfloat16 --device=cpu" in compiled
-    assert all(line.endswith("--max_iters=20") for line in (eager, compiled))
+    assert eager.startswith("float32 config/tiny.py --device=cpu")
+    assert "--compile=False --eval_iters=1" in eager
+    assert compiled.startswith("autocast config/tiny.py --device=cpu")
+    assert "--compile=True --dtype=bfloat16 --eval_iters=1" in compiled
+    assert all(" --max_iters=20 " in line for line in (eager, compiled))
     assert (nanogpt / "train.py").read_text() == PROGRAM
     assert speedrun.nanogpt_steps_s(None, TRACK, "cpu") == {}
 
