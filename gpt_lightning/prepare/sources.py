@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, json_digest, workspace
-from gpt_lightning.remote.attempts import attempts
+from gpt_lightning.remote.attempts import PATIENCE_S, attempts
 from gpt_lightning.remote.files import fetch_file
 
 JSONL = (".jsonl", ".ndjson", ".json")
@@ -29,7 +29,6 @@ ARRAY = re.compile(rb"\s*\[\s*{")
 HUB = "hf:"
 # facts that change with a file behind a URL; no store has all of them
 TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 Last-Modified"
-PATIENCE_S = 600.0  # time that prepare waits for a server in an outage
 
 
 @dataclass(frozen=True)
