@@ -10,7 +10,7 @@ from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.shards import TokenStream, write_stream
 from gpt_lightning.data.tokenizers import build_tokenizer, token_dtype
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.sources import Input
+from gpt_lightning.prepare.sources import text_input
 from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
 
@@ -26,7 +26,7 @@ def prepare_text(
 ) -> Manifest:
     """Prepare one text in `out`, as `gpt-lightning prepare` does, and return the manifest."""
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    entry = Input(str(source), source.name, "text", source.stat().st_size, "", str(source))
+    entry = text_input(source, source.name)
     return prepare_one_text(entry, Target(out, overwrite), settings)[0]
 
 

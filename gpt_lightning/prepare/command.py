@@ -12,7 +12,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.documents import prepare_documents
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.sources import (
-    Input,
     copied,
     ending_of,
     find_inputs,
@@ -20,6 +19,7 @@ from gpt_lightning.prepare.sources import (
     is_stream,
     is_url,
     source_name,
+    text_input,
 )
 from gpt_lightning.prepare.target import Made, Target
 from gpt_lightning.prepare.text import prepare_one_text
@@ -103,7 +103,7 @@ def _prepare(sources: Sequence[str], data_dir: Path, target: Target, settings: S
     alone = len(sources) == 1
     if alone and source in CORPORA:
         path = corpus_file(source, data_dir)
-        return prepare_one_text(_text(path, source), target, settings)
+        return prepare_one_text(text_input(path, source), target, settings)
     if alone and (is_stream(source) or (is_url(source) and is_one_text(source))):
         with copied(source, target.out) as entry:  # it can be read only once
             if entry.kind == "jsonl":
@@ -113,12 +113,8 @@ def _prepare(sources: Sequence[str], data_dir: Path, target: Target, settings: S
         if not Path(source).is_file():  # a device may never end
             known = ", ".join(CORPORA)
             raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
-        return prepare_one_text(_text(Path(source), Path(source).name), target, settings)
+        return prepare_one_text(text_input(Path(source), Path(source).name), target, settings)
     return prepare_documents(find_inputs(sources), source_name(sources), target, settings)
-
-
-def _text(path: Path, name: str) -> Input:
-    return Input(str(path), name, "text", path.stat().st_size, "", str(path))
 
 
 def _print_summary(folder: str, manifest: Manifest) -> None:

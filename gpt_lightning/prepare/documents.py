@@ -35,14 +35,14 @@ from gpt_lightning.files import (
 )
 from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.pool import check_main_guard, run_all
-from gpt_lightning.prepare.readers import Part, PartReader, group_sizes
-from gpt_lightning.prepare.settings import Settings, exact
-from gpt_lightning.prepare.sources import Input, fingerprint, is_url, local_copy
+from gpt_lightning.prepare.readers import Reader, group_sizes
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.sources import Input, fingerprint, is_url
 from gpt_lightning.prepare.target import Made, Target, write_extras, write_shards
 
 UNIT_BYTES = 2**26
 UNIT_PARTS = 4096
-Unit = tuple[Part, ...]  # parts that are tokenized together, in order
+Unit = tuple[Input, ...]  # parts that are tokenized together, in order
 Piece = tuple[str, int, np.ndarray]  # split, bytes of text, tokens
 
 
@@ -56,7 +56,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
         UserError: A Parquet file is damaged.
     """
     units: list[Unit] = []
-    parts: list[Part] = []
+    parts: list[Input] = []
     held = 0
     for part in chain.from_iterable(map(_parts, inputs)):
         parts.append(part)
@@ -70,35 +70,29 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     return units
 
 
-def _parts(entry: Input) -> Iterator[Part]:
+def _parts(entry: Input) -> Iterator[Input]:
     """Yield the parts of a file: ranges of JSONL, row groups of Parquet, else the whole file."""
     if entry.kind == "jsonl" and not is_url(entry.path):
         for start in range(0, max(entry.size, 1), UNIT_BYTES):
             stop = min(start + UNIT_BYTES, entry.size)
-            yield Part(entry, start, stop, stop - start)
+            yield replace(entry, start=start, stop=stop, size=stop - start)
     elif entry.kind == "parquet" and not is_url(entry.path):
         start = 0
         held = 0
         for group, size in enumerate(group_sizes(entry), 1):
             held += size
             if held >= UNIT_BYTES:
-                yield Part(entry, start, group, held)
+                yield replace(entry, start=start, stop=group, size=held)
                 start = group
                 held = 0
-        yield Part(entry, start, None, held)
+        yield replace(entry, start=start, size=held)
     else:
-        yield Part(entry, 0, None, entry.size)
+        yield entry
 
 
 def unit_size(unit: Unit) -> int:
     """Return the approximate bytes of text."""
     return sum(part.size for part in unit)
-
-
-def unit_key(unit: Unit) -> str:
-    """Return a digest of the files' names, sizes and stamps, and of the places in them."""
-    facts = [[fingerprint([part.entry]), part.start, part.stop] for part in unit]
-    return json_digest(facts)[:16]
 
 
 # ---- a unit to its shards ------------------------------------------------------------------------
@@ -111,11 +105,15 @@ class Job:
     folder: Path
     settings: Settings
 
+    def place(self, unit: Unit) -> Path:
+        """Return the folder of a unit."""
+        return self.folder / fingerprint(unit)[:16]
+
 
 @functools.lru_cache(maxsize=1)
-def tokenizer_of(settings: Settings) -> Tokenizer:
+def tokenizer_of(job: Job) -> Tokenizer:
     """Return the tokenizer of a job, made once a process."""
-    return settings.build_tokenizer("")
+    return job.settings.build_tokenizer()
 
 
 def make_unit(job: Job, unit: Unit) -> Manifest:
@@ -124,14 +122,14 @@ def make_unit(job: Job, unit: Unit) -> Manifest:
     Raises:
         UserError: An input cannot be read or is damaged, or the disk is full.
     """
-    place = job.folder / unit_key(unit)
+    place = job.place(unit)
     there = _finished(place, job.settings)
     if there:
         return there
     with explained("write", job.folder), workspace(place) as folder:
         new = folder / "new"
         new.mkdir()
-        manifest = _write_unit(job.settings, unit, new)
+        manifest = _write_unit(job, unit, new)
         manifest.save(new)
         move_into_place(folder, place, overwrite=True)
     return manifest
@@ -150,56 +148,52 @@ def _finished(folder: Path, settings: Settings) -> Manifest | None:
     return None if manifest.settings["skipped"] and settings.errors == "strict" else manifest
 
 
-def _write_unit(settings: Settings, unit: Unit, folder: Path) -> Manifest:
+def _write_unit(job: Job, unit: Unit, folder: Path) -> Manifest:
     """Write the tokens of a unit; each document begins with the end-of-text token.
 
     Memory: the longest document a few times.
     """
-    tokenizer = tokenizer_of(settings)
+    settings = job.settings
+    tokenizer = tokenizer_of(job)
     eot = np.array([tokenizer.eot_token])
-    borders = hash_borders(settings)
     digests = hashlib.sha256()
     counts = Counter(documents=0, skipped=0)
 
     def pieces() -> Iterator[Piece]:
         for part in unit:
-            with local_copy(part.entry, folder.parent) as path:
-                reader = PartReader(part, path, settings)
-                for text in reader.texts():
-                    try:
-                        tokens = tokenizer.encode(text)
-                    except UserError as error:  # tiktoken limits runs of white space
-                        reader.damaged(error)
-                        continue
-                    content = text.encode()
-                    digest = hashlib.sha256(content).digest()
-                    digests.update(digest)
-                    split = split_of(digest, borders)
-                    yield split, 0, eot
-                    yield split, len(content), tokens
-                    counts["documents"] += 1
-                counts["skipped"] += reader.skipped
+            reader = Reader(part, folder.parent, settings)
+            for text in reader.texts():
+                try:
+                    tokens = tokenizer.encode(text)
+                except UserError as error:  # tiktoken limits runs of white space
+                    reader.damaged(error)
+                    continue
+                content = text.encode()
+                digest = hashlib.sha256(content).digest()
+                digests.update(digest)
+                split = split_of(digest, settings)
+                yield split, 0, eot
+                yield split, len(content), tokens
+                counts["documents"] += 1
+            counts["skipped"] += reader.skipped
 
     manifest = write_shards(folder, tokenizer, settings, pieces())
     origin = replace(manifest.source, sha256=digests.hexdigest())
     return replace(manifest, tokenizer={}, source=origin, settings=dict(counts))
 
 
-def hash_borders(settings: Settings) -> dict[str, int]:
-    """Return the first hash of 64 bits after each split."""
-    val = exact(settings.val_fraction)
-    test = exact(settings.test_fraction)
-    return {"val": int(val * 2**64), "test": int((val + test) * 2**64), "train": 2**64}
-
-
-def split_of(digest: bytes, borders: dict[str, int]) -> str:
+def split_of(digest: bytes, settings: Settings) -> str:
     """Return the split of a document by the SHA-256 of its text.
 
     Equal documents get the same split: validation text that is also trained on would lower the
     validation loss.
     """
-    share = int.from_bytes(digest[:8], "little")
-    return next(split for split, end in borders.items() if share < end)
+    share = int.from_bytes(digest[:8], "little") / 2**64
+    if share < settings.val_fraction:
+        return "val"
+    if share < settings.val_fraction + settings.test_fraction:
+        return "test"
+    return "train"
 
 
 # ---- units to a dataset --------------------------------------------------------------------------
@@ -219,16 +213,11 @@ def prepare_documents(
     """
     check_main_guard()
     found = fingerprint(inputs)
-    origin: object = found
-    if not settings.trains:
-        tokenizer = tokenizer_of(settings)
-        origin = tokenizer.spec()
-        if tokenizer.eot_token is None:
-            fix = "use the tokenizer gpt2, or give one text file"
-            raise UserError(
-                f"tokenizer {settings.tokenizer} has no end-of-text token to separate documents: "
-                f"{fix}"
-            )
+    tokenizer = None if settings.trains else settings.build_tokenizer("")
+    if tokenizer and tokenizer.eot_token is None:
+        given = f"tokenizer {settings.tokenizer} has no end-of-text token to separate documents"
+        raise UserError(f"{given}: use the tokenizer gpt2, or give one text file")
+    origin = tokenizer.spec() if tokenizer else found
     key = json_digest([settings.of_text(), settings.text_field, settings.format, origin])[:12]
     place = target.out.resolve()
     job = Job(place.with_name(f".{place.name}.parts-{key}"), settings)
@@ -257,12 +246,12 @@ def _make(job: Job, inputs: Sequence[Input], name: str, new: Path) -> Manifest:
             job.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, trained.content.encode())
         job = Job(job.folder, replace(settings, tokenizer=str(path)))
-    tokenizer = tokenizer_of(job.settings)
+    tokenizer = tokenizer_of(job)
     write_extras(new, tokenizer, settings)
     parts = _make_units(job, units)
     found = {
         split: [
-            (job.folder / unit_key(unit), shard)
+            (job.place(unit), shard)
             for unit, part in zip(units, parts, strict=True)
             for shard in part.splits.get(split, ())
         ]
@@ -310,7 +299,7 @@ def _placed(folder: Path, shard: Shard, path: Path) -> Shard:
 
 def _make_units(job: Job, units: Sequence[Unit]) -> list[Manifest]:
     """Return the manifests of all units in order, after making those that are missing."""
-    n_done = sum((job.folder / unit_key(unit)).exists() for unit in units)
+    n_done = sum(job.place(unit).exists() for unit in units)
     if n_done:
         print(f"continuing: {n_done} of {len(units)} parts are complete", flush=True)
     parts: list[Manifest] = []
@@ -322,10 +311,7 @@ def _make_units(job: Job, units: Sequence[Unit]) -> list[Manifest]:
 
 
 def _training_texts(job: Job, inputs: Sequence[Input]) -> Iterator[str]:
-    borders = hash_borders(job.settings)
     for entry in inputs:
-        with local_copy(entry, job.folder) as path:
-            for text in PartReader(Part(entry, 0, None, 0), path, job.settings).texts():
-                digest = hashlib.sha256(text.encode()).digest()
-                if split_of(digest, borders) == "train":
-                    yield text
+        for text in Reader(entry, job.folder, job.settings).texts():
+            if split_of(hashlib.sha256(text.encode()).digest(), job.settings) == "train":
+                yield text

@@ -1,7 +1,6 @@
 """Execution of units: in this process, in processes of this machine, or on a Ray cluster."""
 
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -25,7 +24,9 @@ def run_all(function: Callable[[T], R], units: Sequence[T], settings: Settings) 
     Raises:
         UserError: The function raised it, a worker was killed, or there is no Ray.
     """
-    workers = min(settings.workers or os.cpu_count() or 1, len(units))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    workers = min(settings.workers or cores, len(units))
     if settings.executor == "ray":
         yield from _on_ray(function, units)
     elif workers <= 1:
@@ -62,17 +63,16 @@ def check_main_guard() -> None:
 
 
 def _begin_worker() -> None:
-    """Make this worker end with its parent, also if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: end without a traceback
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent ends, also if that is killed."""
     parent = multiprocessing.parent_process()
-    assert parent
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        multiprocessing.connection.wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if parent:
+        parent.join()
+    os._exit(1)
 
 
 def _on_ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
@@ -82,9 +82,7 @@ def _on_ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
     try:
         with ray.Pool(ray_address=address) as pool:
             yield from pool.imap(function, units)
-    except UserError:
-        raise
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError) as error:
         reason = f"{type(error).__name__} {one_line(error)}"
         fix = f"start one with `ray start --head`, or set RAY_ADDRESS to one; {AGAIN}"
         raise UserError(f"the Ray cluster at {address!r} failed ({reason}): {fix}") from error

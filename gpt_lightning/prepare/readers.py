@@ -7,13 +7,13 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 from gpt_lightning.errors import UserError, one_line, optional
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.sources import HEAD_BYTES, Input
+from gpt_lightning.prepare.sources import HEAD_BYTES, Input, check_unchanged, local_path
 
 BATCH_ROWS = 64  # rows of Parquet in memory at a time
 CHUNK_BYTES = 2**18
@@ -34,38 +34,21 @@ MAGICS = (
 Rows = Iterator[tuple[Callable[[], object], int]]  # function that returns the text, and its number
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive documents of one file.
-
-    Attributes:
-        entry: File.
-        start: First byte (JSONL) or row group (Parquet); 0 for other files, which are read whole.
-        stop: First byte or row group after the part; None: the end of the file.
-        size: Approximate bytes of text.
-    """
-
-    entry: Input
-    start: int
-    stop: int | None
-    size: int
-
-
-class PartReader:
-    """Reader of the documents of a part, which counts those that are damaged.
+class Reader:
+    """Reader of the documents of a file or a part of it, which counts those that are damaged.
 
     Memory: the longest document a few times, and of a Parquet file the pages of a row group.
 
     Args:
-        part: Part of a file.
-        path: Local path of the file.
+        entry: File.
+        folder: Folder for the copy of a file behind a URL.
         settings: text_field, and errors: strict raises an error, skip omits and counts.
     """
 
-    def __init__(self, part: Part, path: str, settings: Settings):
-        self.part = part
-        self.path = path
+    def __init__(self, entry: Input, folder: Path, settings: Settings):
+        self.entry = entry
         self.settings = settings
+        self.path = local_path(entry, folder)
         self.skipped = 0
         self._number = 0  # of the document: its line or row, counted from the begin of the part
 
@@ -87,6 +70,7 @@ class PartReader:
                 self.damaged(error)
             else:
                 yield text
+        check_unchanged(self.entry)
 
     def damaged(self, error: Exception) -> None:
         """Count a damaged document, or raise a UserError if errors is strict."""
@@ -98,21 +82,21 @@ class PartReader:
 
     def _place(self) -> str:
         """Return file and line; this reads the file up to the part."""
-        entry = self.part.entry
+        entry = self.entry
         number = self._number
         if entry.kind == "text":
             return entry.label
         if entry.kind == "parquet":
             return f"{entry.label}, row {number:,}"
         with open(self.path, "rb") as file:
-            while file.tell() < self.part.start:
+            while file.tell() < entry.start:
                 file.readline()
                 number += 1
         return f"{entry.label}, line {number:,}"
 
     def _rows(self) -> Rows:
         """Yield the documents of the part, undecoded, and their numbers."""
-        entry = self.part.entry
+        entry = self.entry
         field = self.settings.text_field
         with _readable(entry), open(self.path, "rb") as file:
             if entry.kind == "text":
@@ -120,14 +104,14 @@ class PartReader:
                 check_begin(content, entry.label)
                 yield content.decode, 1
             elif entry.kind == "parquet":
-                yield from _parquet_rows(file, self.part, field)
+                yield from _parquet_rows(file, entry, field)
             elif entry.kind in ("csv", "tsv"):
                 yield from _table_rows(file, entry, field)
             elif entry.kind == "packed":
                 yield from _json_rows(_unpacked(file), entry.label, field)
             else:
-                lines = _lines_between(file, self.part.start, self.part.stop)
-                yield from _json_rows(lines, "" if self.part.start else entry.label, field)
+                lines = _lines_between(file, entry.start, entry.stop)
+                yield from _json_rows(lines, "" if entry.start else entry.label, field)
 
 
 # ---- JSON lines ----------------------------------------------------------------------------------
@@ -214,12 +198,12 @@ def _cell(cell: str | None) -> str | None:
     return cell and cell.encode(errors="surrogateescape").decode()
 
 
-def _parquet_rows(file: BinaryIO, part: Part, field: str) -> Rows:
+def _parquet_rows(file: BinaryIO, entry: Input, field: str) -> Rows:
     table = optional("pyarrow.parquet", "data").ParquetFile(file)
-    _check_column(field, table.schema_arrow.names, part.entry.label)
+    _check_column(field, table.schema_arrow.names, entry.label)
     groups = range(table.num_row_groups)
-    number = sum(table.metadata.row_group(group).num_rows for group in groups[: part.start])
-    own = list(groups[part.start : part.stop])
+    number = sum(table.metadata.row_group(group).num_rows for group in groups[: entry.start])
+    own = list(groups[entry.start : entry.stop])
     for batch in table.iter_batches(BATCH_ROWS, own, [field]):
         for cell in batch.column(field):
             number += 1

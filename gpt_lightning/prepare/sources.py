@@ -27,21 +27,21 @@ BOM = b"\xef\xbb\xbf"
 OBJECT = re.compile(rb'\s*{[ \t]*"')  # the begin of JSONL
 ARRAY = re.compile(rb"\s*\[\s*{")
 HUB = "hf:"
-# facts that change with a file behind a URL; no store has all of them
-TAGS = "ETag etag sha256 blob_id md5 md5Hash checksum mtime created Content-MD5 Last-Modified"
 
 
 @dataclass(frozen=True)
 class Input:
-    """File of documents.
+    """File of documents, or a part of one.
 
     Attributes:
         path: Local path or URL.
         name: Name in SOURCE, independent of the folder's place.
         kind: text (one document), jsonl, packed (compressed JSONL), parquet, csv or tsv.
-        size: Bytes; 0 if the store does not return them.
+        size: Approximate bytes of text; 0 if the store does not return them.
         stamp: Time of the last change, or a digest; it changes with the content.
         label: Name for messages.
+        start: First byte (JSONL) or row group (Parquet) of the part.
+        stop: First byte or row group after the part; None: the end of the file.
     """
 
     path: str
@@ -50,6 +50,8 @@ class Input:
     size: int
     stamp: str
     label: str
+    start: int = 0
+    stop: int | None = None
 
 
 # ---- names -------------------------------------------------------------------------------------
@@ -73,11 +75,6 @@ def is_url(source: str) -> bool:
 def is_stream(source: str) -> bool:
     """Return whether a source can be read only once: standard input, or another pipe."""
     return source == "-" or Path(source).is_fifo()
-
-
-def is_remote(source: str) -> bool:
-    """Return whether a source is behind a URL or in the hub."""
-    return is_url(source) or source.startswith(HUB)
 
 
 def is_glob(source: str) -> bool:
@@ -112,16 +109,23 @@ def source_name(sources: Sequence[str]) -> str:
 
 def is_one_text(source: str) -> bool:
     """Return whether a SOURCE that is no corpus is one text, not documents."""
-    if is_remote(source):
-        return is_url(source) and kind_of(source) == "text" and not is_glob(source)
-    if Path(source).exists():
-        return not Path(source).is_dir() and kind_of(source) in ("", "text")
-    return not is_glob(source)
+    kind = kind_of(source)
+    if os.path.isfile(source):
+        return kind in ("", "text")
+    if is_glob(source) or source.startswith(HUB) or os.path.isdir(source):
+        return False
+    return kind == "text" if is_url(source) else kind in ("", "text")
+
+
+def text_input(path: Path, name: str) -> Input:
+    """Return one text on this machine."""
+    return Input(str(path), name, "text", path.stat().st_size, "", str(path))
 
 
 def fingerprint(inputs: Sequence[Input]) -> str:
-    """Return a digest of the inputs' names, sizes and stamps."""
-    return json_digest([[entry.name, entry.size, entry.stamp] for entry in inputs])
+    """Return a digest of the names, sizes and stamps of files or parts."""
+    facts = [[part.name, part.size, part.stamp, part.start, part.stop] for part in inputs]
+    return json_digest(facts)
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -137,76 +141,76 @@ def find_inputs(sources: Sequence[str]) -> list[Input]:
         UserError: There is no file, or none that holds documents.
     """
     skipped: list[str] = []
-    inputs = _local([source for source in sources if not is_remote(source)], skipped)
-    for source in filter(is_remote, sources):
-        inputs += _remote(source if is_url(source) else _hub_address(source), skipped)
+    inputs: list[Input] = []
+    paths: list[str] = []
+    for source in sources:
+        if is_url(source):
+            inputs += _remote(source, skipped)
+        elif source.startswith(HUB):
+            inputs += _remote(_hub_address(source), skipped)
+        else:
+            with explained("read", source, "check its permissions"):
+                paths += _files(source)
+    inputs += _local(paths, skipped)
     if skipped:
         print(f"skipped {len(skipped)}: {', '.join(sorted(skipped)[:3])}", flush=True)
     if not inputs:
         expected = "expected .txt, .csv, .tsv, .parquet, or .jsonl, .ndjson, .json (.gz, .zst)"
-        lines = "with a JSON object on each line (jq -c '.[]' FILE converts an array)"
-        if sources[0].startswith(HUB):
-            name = sources[0].split(":")[1]
-            expected = f"https://huggingface.co/datasets/{name}/tree/refs%2Fconvert%2Fparquet lists"
-            lines = "the configurations and splits"
+        lines = (
+            "with a JSON object on each line (jq -c '.[]' FILE converts an array), or "
+            "hf:NAME:CONFIG:SPLIT with a folder CONFIG/SPLIT in the hub's branch "
+            "refs/convert/parquet"
+        )
         raise UserError(f"{sources[0]} holds no documents: {expected} {lines}")
     return sorted(inputs, key=lambda entry: entry.name)
 
 
-def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
-    """Return the inputs of files, folders and globs, each file once, by their common folder."""
-    paths: list[Path] = []
-    for source in sources:
-        for found in _matches(source):
-            paths += _walk(found) if found.is_dir() else [found]
-    once: dict[str, Path] = {}
-    for path in sorted(paths):
-        # a .json may be a description
-        is_lines = path.suffix.lower() != ".json" or bool(OBJECT.match(head_of(path)))
-        if kind_of(path.name) and path.is_file() and is_lines:
-            once.setdefault(os.path.realpath(path), Path(os.path.abspath(path)))
-        else:
-            skipped.append(path.name)
-    common = os.path.commonpath([path.parent for path in once.values()]) if once else ""
-    inputs = []
-    for real, path in once.items():
-        name = path.relative_to(common).as_posix()
-        stat = path.stat()
-        stamp = str(stat.st_mtime_ns)
-        inputs.append(Input(real, name, kind_of(name), stat.st_size, stamp, str(path)))
-    return inputs
+def _files(source: str) -> Iterator[str]:
+    """Yield the files of a name, a folder or a glob; ** are any folders.
 
-
-def _matches(source: str) -> list[Path]:
-    """Return the file or folder of a name, or those that match a glob; ** are any folders."""
-    if os.path.exists(source):
-        return [Path(source)]
-    # or it is a name with a bracket
-    found = glob.glob(source, recursive=True) or glob.glob(source.replace("[", "[[]"))
+    Links to folders are followed, each folder once; hidden files and folders are left out.
+    """
+    found = [source]
+    if not os.path.exists(source):
+        bracketed = source.replace("[", "[[]")  # or a name has a bracket
+        found = sorted(glob.glob(source, recursive=True) or glob.glob(bracketed, recursive=True))
     if not found:
         fix = "quote a pattern, and prepare a corpus or standard input alone"
         raise UserError(f"{source}: no such file, and no file matches; {fix}")
-    return [Path(path) for path in sorted(found)]
-
-
-def _walk(root: Path) -> list[Path]:
-    """Return the files in a folder, below it and below links to folders, each folder once."""
-    files: list[Path] = []
     seen: set[str] = set()
-    with explained("read", root, "check its permissions"):
+    for root in found:
+        if not os.path.isdir(root):
+            yield root
+            continue
         for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
             real = os.path.realpath(folder)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if real in seen:
                 folders.clear()
-                continue
-            seen.add(real)
-            files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return files
+            else:
+                seen.add(real)
+                yield from (f"{folder}/{name}" for name in names if not name.startswith("."))
 
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _local(paths: Sequence[str], skipped: list[str]) -> Iterator[Input]:
+    """Yield the inputs among files, each file once, named by their place in the common folder."""
+    once: dict[str, str] = {}
+    for path in sorted(paths):
+        # a .json may be a description
+        is_lines = not path.lower().endswith(".json") or OBJECT.match(head_of(path))
+        if kind_of(path) and os.path.isfile(path) and is_lines:
+            once.setdefault(os.path.realpath(path), os.path.abspath(path))
+        else:
+            skipped.append(os.path.basename(path))
+    common = os.path.commonpath(map(os.path.dirname, once.values())) if once else ""
+    for real, path in once.items():
+        stat = os.stat(path)
+        name = os.path.relpath(path, common)
+        yield Input(real, name, kind_of(path), stat.st_size, str(stat.st_mtime_ns), path)
 
 
 def head_of(path: Path | str) -> bytes:
@@ -237,9 +241,9 @@ def _remote(source: str, skipped: list[str]) -> list[Input]:
             if not kind_of(url):
                 skipped.append(url)
                 continue
-            facts = system.info(url)
-            tag = next((f"{key} {facts[key]}" for key in TAGS.split() if facts.get(key)), "")
-            inputs.append(Input(url, url, kind_of(url), facts.get("size") or 0, tag, url))
+            facts = system.info(url)  # a store's own: size, and ETag, digest or time
+            stamp = json_digest(facts, default=str)
+            inputs.append(Input(url, url, kind_of(url), facts.get("size") or 0, stamp, url))
         return inputs
 
     return attempts(source, listed, "read", first=True)
@@ -254,23 +258,19 @@ def _hub_address(source: str) -> str:
     return f"hf://datasets/{name}@refs/convert/parquet/{config}/{split}/*.parquet"
 
 
-@contextlib.contextmanager
-def local_copy(entry: Input, folder: Path) -> Iterator[str]:
-    """Yield the path of an input; a file behind a URL is copied to a folder for this time.
+def local_path(entry: Input, folder: Path) -> str:
+    """Return the path of an input, after copying a file behind a URL to a folder."""
+    if not is_url(entry.path):
+        return entry.path
+    copy = folder / "input"
+    fetch_file(entry.path, copy, "", patience_s=PATIENCE_S)
+    return str(copy)
 
-    Raises:
-        UserError: The file cannot be fetched, or it changed while it was read.
-    """
-    if is_url(entry.path):
-        copy = folder / "input"
-        fetch_file(entry.path, copy, "", patience_s=PATIENCE_S)
-        yield str(copy)
-        copy.unlink()
-        return
-    yield entry.path
-    with explained("read", entry.label):
-        stat = os.stat(entry.path)
-    if entry.stamp.isdigit() and entry.stamp != str(stat.st_mtime_ns):
+
+def check_unchanged(entry: Input) -> None:
+    """Raise a UserError if a file on this machine changed since it was found."""
+    is_time = entry.stamp.isdigit()
+    if is_time and entry.stamp != str(os.stat(entry.path).st_mtime_ns):
         raise UserError(f"{entry.label} changed while it was read: run the same command again")
 
 

@@ -27,12 +27,11 @@ from gpt_lightning.prepare.documents import (
     Unit,
     make_unit,
     plan_units,
-    unit_key,
     unit_size,
 )
-from gpt_lightning.prepare.readers import Part, PartReader
+from gpt_lightning.prepare.readers import Reader
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.sources import find_inputs
+from gpt_lightning.prepare.sources import Input, find_inputs, fingerprint
 
 UNIT_BYTES = 4000
 WORDS = ["a", "an", "the", "<|endoftext|>", "sea", "été", "😀", "storm,", "king.\n"]
@@ -80,22 +79,21 @@ def test_units_tile_the_inputs(tmp_path, monkeypatch, unit_bytes):
         (tmp_path / f"c{i}.txt").write_text(f"text {i} " * 30)
     inputs = find_inputs([str(tmp_path)])
     units = plan_units(inputs)
-    assert len({unit_key(unit) for unit in units}) == len(units)
-    whole = [Part(entry, 0, None, 0) for entry in inputs]
-    assert list(texts_of(itertools.chain(*units))) == list(texts_of(whole))
+    assert len({fingerprint(unit) for unit in units}) == len(units)
+    assert list(texts_of(itertools.chain(*units))) == list(texts_of(inputs))
     assert sum(map(unit_size, units)) == sum(entry.size for entry in inputs)
     if unit_bytes == 10**9:  # many small files of several kinds are one unit
         assert len(units) == 1
 
 
-def texts_of(parts: Iterable[Part]) -> Iterator[str]:
+def texts_of(parts: Iterable[Input]) -> Iterator[str]:
     for part in parts:
-        yield from PartReader(part, part.entry.path, Settings("gpt2")).texts()
+        yield from Reader(part, Path(part.path).parent, Settings("gpt2")).texts()
 
 
 def one_unit(path: Path) -> Unit:
     (entry,) = find_inputs([str(path)])
-    return (Part(entry, 0, None, entry.size),)
+    return (entry,)
 
 
 def test_an_input_that_changed_is_an_error(tmp_path: Path) -> None:

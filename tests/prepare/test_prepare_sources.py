@@ -134,7 +134,7 @@ def test_a_glob_descends_as_a_shells_words(folder, tmp_path, capsys):
     assert [entry.name for entry in find_inputs([f"{folder}/**/*"])] == names
 
 
-@pytest.mark.parametrize("rest", ["", "/*.jsonl", "/a.jsonl"])
+@pytest.mark.parametrize("rest", ["", "/*.jsonl", "/**/*.jsonl", "/a.jsonl"])
 def test_brackets_in_a_name(tmp_path: Path, rest: str) -> None:
     source = tmp_path / "news [2024]"
     source.mkdir()
@@ -210,7 +210,6 @@ def test_sources_without_documents(folder: Path) -> None:
     with pytest.raises(UserError, match="no file matches"):
         find_inputs([f"{folder}/*.none"])
     assert is_one_text(str(folder / "d.TXT"))
-    assert is_one_text("no-such-file.jsonl")
     with pytest.raises(UserError, match=r"no-such-file\.jsonl: no such file"):
         prepare("no-such-file.jsonl", data_dir=str(folder))
 
@@ -407,7 +406,7 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
     assert load_manifest(tmp_path / "en").settings["documents"] == 5
     for source, said in {
-        "hf:org/name:large": "hf:org/name:large holds no documents: .*parquet lists",
+        "hf:org/name:large": "hf:org/name:large holds no documents: .*branch refs/convert/parquet",
         "hf:": "expected hf:OWNER/NAME",
         "hf:a:b:c:d": "expected hf:OWNER/NAME",
     }.items():

@@ -5,12 +5,13 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.readers import Part, PartReader, group_sizes
+from gpt_lightning.prepare.readers import Reader, group_sizes
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.sources import Input, find_inputs
 
@@ -77,7 +78,7 @@ def read(path: Path, errors: str = "strict", field: str = "text") -> tuple[list[
     """Return the texts of a file, and the number of damaged documents."""
     (entry,) = find_inputs([str(path)])
     settings = Settings("gpt2", errors=errors, text_field=field)  # type: ignore[arg-type]
-    reader = PartReader(Part(entry, 0, None, 0), entry.path, settings)
+    reader = Reader(entry, path.parent, settings)
     return list(reader.texts()), reader.skipped
 
 
@@ -85,7 +86,8 @@ STRICT = Settings("gpt2")
 
 
 def read_part(entry: Input, start: int, stop: int) -> list[str]:
-    return list(PartReader(Part(entry, start, stop, 0), entry.path, STRICT).texts())
+    part = replace(entry, start=start, stop=stop)
+    return list(Reader(part, Path(entry.path).parent, STRICT).texts())
 
 
 @pytest.mark.parametrize("writer", WRITERS)
