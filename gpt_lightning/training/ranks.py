@@ -271,7 +271,7 @@ def supervise(launcher: Any) -> None:
     """
     if parent := os.environ.get(PARENT):
         threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
-    elif not launcher.cluster_environment.creates_processes_externally:
+    elif launcher and not launcher.cluster_environment.creates_processes_externally:
         if sys.argv[0] in ("", "-c"):
             raise UserError(NO_COMMAND)
         os.environ[PARENT] = str(os.getpid())

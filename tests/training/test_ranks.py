@@ -209,6 +209,7 @@ def test_an_error_of_rank_0_ends_the_others_at_once(launcher, capfd):
 def test_only_ranks_that_this_program_starts_are_supervised(launcher, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     ranks.supervise(SimpleNamespace(cluster_environment=LightningEnvironment()))
+    ranks.supervise(None)  # of fsdp2
     assert PARENT not in os.environ
 
 
