@@ -26,6 +26,7 @@ from gpt_lightning.tables.rows import Column, Row, Text
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, CHECKED
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.schedule import share_of_peak
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
 TABLE = yaml_beside(__file__)
@@ -121,7 +122,7 @@ def update_settings(module: GPTModule) -> Fields:
     groups = optimizer.param_groups
     decayed = [group for group in groups if group["weight_decay"]]
     clip = trainer.gradient_clip_val
-    peaks = [group["peak_lr"] for group in groups]
+    shares = [share_of_peak(step, module.settings, module.decay_steps) for step in RATE_STEPS]
     return {
         "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
         "ranks": trainer.world_size,
@@ -134,7 +135,7 @@ def update_settings(module: GPTModule) -> Fields:
         "weight_decay": one([group["weight_decay"] for group in decayed] or [0.0]),
         "decayed_parameters": sum(p.numel() for group in decayed for p in group["params"]),
         "learning_rates": one(
-            [module.learning_rate_at(step, peak) for step in RATE_STEPS] for peak in peaks
+            [group["initial_lr"] * share for share in shares] for group in groups
         ),
         "gradient_clip": f"{clip}, {trainer.gradient_clip_algorithm or 'norm'}" if clip else "none",
         "accumulate_grad_batches": trainer.accumulate_grad_batches,

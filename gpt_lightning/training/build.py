@@ -1,6 +1,7 @@
 """Build the model of a run: check its settings, make its weights, choose what is trained."""
 
 import dataclasses
+import math
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
+from gpt_lightning.data.loader import limited
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import memory_gib
@@ -17,8 +19,8 @@ from gpt_lightning.model.fast.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, has_our_forward
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.steps import is_sharded
+from gpt_lightning.training.datamodule import TokenDataModule, token_data
+from gpt_lightning.training.steps import is_sharded, total_steps
 
 WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
 
@@ -39,22 +41,42 @@ def fit_to_data(config: GPTConfig, data: TokenDataModule | None) -> GPTConfig:
     return dataclasses.replace(config, vocab_size=rows)
 
 
-def check_decay(settings: Settings, max_steps: int) -> None:
+def last_step(trainer: Trainer) -> int:
+    """Return the optimizer step at which a run ends, by max_steps, max_epochs or both.
+
+    The loaders of the run need not be set up yet.
+
+    Raises:
+        UserError: The run has no end, or it is unknown in a resume.
+    """
+    epochs = trainer.max_epochs is not None and trainer.max_epochs >= 0
+    if not epochs and trainer.max_steps < 0:
+        raise UserError(
+            "the decay of the learning rate has no end: set trainer.max_steps, trainer.max_epochs "
+            "or model.decay_steps, or model.schedule to constant"
+        )
+    data = token_data(trainer)
+    batches = trainer.num_training_batches  # infinite before the loader is set up
+    if data is not None and data.makes("train"):
+        batches = limited(len(data.reader.train_loader), trainer.limit_train_batches)
+    if not epochs or not math.isinf(batches):
+        return total_steps(trainer, batches)
+    if trainer.ckpt_path:  # Lightning would set up the loader without its saved position
+        raise UserError("the last step of a resumed run is unknown: set model.decay_steps")
+    return int(trainer.estimated_stepping_batches)
+
+
+def check_decay(settings: Settings, trainer: Trainer) -> None:
     """Check that the decay of the learning rate has an end, and begins before it."""
     if settings.schedule == "constant":
         return
     own = settings.decay_steps  # a short run ends in its warm-up by default
-    end = max_steps if own is None else own
-    if end < 0:
-        raise UserError(
-            f"the {settings.schedule} decay has no end: set trainer.max_steps or "
-            "model.decay_steps, or model.schedule to constant"
-        )
+    end = last_step(trainer) if own is None else own
     for key in ("decay_start",) if own is None else ("warmup_steps", "decay_start"):
         if (begin := getattr(settings, key)) >= (max(1, end) if own is None else end):
             raise UserError(
                 f"model.{key} {begin} must be below the end of the {settings.schedule} decay at "
-                f"step {end}, model.decay_steps or else trainer.max_steps: lower model.{key}"
+                f"step {end}, model.decay_steps or else the run's last: lower model.{key}"
             )
 
 

@@ -29,6 +29,7 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import EvaluatedModule
+from gpt_lightning.training.schedule import Schedule
 from gpt_lightning.training.sharding import shard
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ class GPTModule(EvaluatedModule):
         # a subclass may leave out setup or on_train_start
         self._products_before = torch.get_float32_matmul_precision()
         self._generator_state = torch.get_rng_state()
-        self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
 
@@ -118,7 +118,7 @@ class GPTModule(EvaluatedModule):
         fitting = trainer is not None and steps.is_fitting(trainer)
         if trainer and fitting:
             if not is_overridden("configure_optimizers", self, GPTModule):
-                build.check_decay(self.settings, trainer.max_steps)
+                build.check_decay(self.settings, trainer)
             build.check_device(self.config, trainer, self._device_type)
             if self.compiles[0] and trainer.accumulate_grad_batches > 1:
                 compilation.check_cuda_graphs()
@@ -209,17 +209,13 @@ class GPTModule(EvaluatedModule):
         self._guard = optim.NonFiniteGuard()
         self.run_seed()
         self._generator_state = torch.get_rng_state()
-        # A resumed optimizer has the checkpoint's state and the settings of this run. Another
-        # author's optimizer, and groups that a callback has added, keep their own.
-        if self._schedules():
-            groups = self.trainer.optimizers[0].param_groups
-            for group, new in zip(groups, self._build_optimizer().param_groups, strict=False):
-                group.update(new | {"params": group["params"]})
-                optim.place_steps(self.trainer.optimizers[0], group)
+        # A resumed optimizer has the checkpoint's state, and the settings of this run.
+        if self.schedule:
+            self.schedule.begin(self._build_optimizer().param_groups, self.global_step)
             if steps.find_callback(self.trainer, BaseFinetuning):
-                for parameter in (p for group in groups for p in group["params"]):
-                    parameter.requires_grad_(True)  # a resume forgets what it has unfrozen
-        self.set_learning_rates()
+                for group in self.schedule.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.requires_grad_(True)  # a resume forgets what it has unfrozen
 
     def run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
@@ -281,9 +277,14 @@ class GPTModule(EvaluatedModule):
 
     @property
     def decay_steps(self) -> int:
-        """Optimizer step at which the decay of the learning rate ends."""
-        decay_steps = self.settings.decay_steps
-        return self.trainer.max_steps if decay_steps is None else decay_steps
+        """Optimizer step at which the decay of the learning rate ends; 0 if nothing decays."""
+        settings = self.settings
+        own = is_overridden("configure_optimizers", self, GPTModule)
+        if own or settings.schedule == "constant" or not steps.is_fitting(self.trainer):
+            return 0
+        if settings.decay_steps is None:
+            return build.last_step(self.trainer)
+        return settings.decay_steps
 
     @property
     def learning_rate(self) -> float:
@@ -297,8 +298,17 @@ class GPTModule(EvaluatedModule):
         self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        self._optimizer = self._build_optimizer()
-        return self._optimizer
+        optimizer = self._build_optimizer()
+        schedule = Schedule(optimizer, self.settings, self.decay_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Schedule of the learning rates; None with another author's optimizer or scheduler."""
+        schedule = self.lr_schedulers()
+        if isinstance(schedule, Schedule) and self.trainer.optimizers == [schedule.optimizer]:
+            return schedule
+        return None
 
     def _build_optimizer(self) -> Optimizer:
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -308,29 +318,7 @@ class GPTModule(EvaluatedModule):
         fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
         return file.build(self.model, self.settings, fused)
 
-    def learning_rate_at(self, step: int, peak: float) -> float:
-        """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
-        return optim.learning_rate(step, self.settings, self.decay_steps, peak)
-
-    def _schedules(self) -> bool:
-        """Return whether the rates are ours: not of another author's optimizer or scheduler."""
-        trainer = self.trainer
-        ours = trainer.optimizers[:1] == [self._optimizer]
-        return ours and not trainer.lr_scheduler_configs
-
-    def set_learning_rates(self) -> None:
-        """Set the coming step's rates, before LearningRateMonitor reads them at its first batch.
-
-        They depend on the step alone: nothing to save or restore, the command line wins.
-        """
-        trainer = self.trainer
-        step = trainer.global_step
-        for group in trainer.optimizers[0].param_groups if self._schedules() else ():
-            if "peak_lr" in group:  # a callback's group has its own rate
-                group["lr"] = self.learning_rate_at(step, group["peak_lr"])
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self.set_learning_rates()  # also with data that have no BetweenSteps
         if not self.micro_batches:  # all steps have returned None, or a second optimizer follows
             return
         self.last_loss = (self._loss_sum / self.micro_batches).reshape(())
@@ -338,10 +326,10 @@ class GPTModule(EvaluatedModule):
         if steps.at_log_step(self.trainer, step + 1) and groups:  # none without an optimizer
             lr = groups[0]["lr"]
             self.log("train/loss", self.last_loss, sync_dist=True)
-            if self._schedules():
+            if self.schedule:
                 if self.settings.optimizer == "muon":
                     self.log("optim/lr_muon", lr)
-                lr = self.learning_rate_at(step, self.settings.learning_rate)
+                lr = self.settings.learning_rate * self.schedule.share
             self.log("optim/lr", lr)
         self._loss_sum, self.micro_batches = 0.0, 0
 

@@ -1,4 +1,4 @@
-"""An update, in torch alone: learning rate, seeds, parameter groups, clipping, a guard."""
+"""An update, in torch alone: seeds, parameter groups, clipping, a guard."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,40 +12,11 @@ from torch.optim import AdamW, Optimizer
 
 from gpt_lightning.data.order import INCREMENT, splitmix64
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import Fields
 from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 DEFERRED_ON = {"cuda"}  # devices that skip an update themselves; the norm is checked later there
 MOST_UNREAD = 1000  # steps whose loss and norm stay on such a device
-
-
-def learning_rate(step: int, settings: Settings, decay_steps: int, peak: float) -> float:
-    """Return the learning rate of optimizer step `step` (0 is the first).
-
-    Warm-up is linear and reaches `peak` one step after its last step. Then, or from `decay_start`
-    on, half a cosine, or a line, falls to the minimum at `decay_steps` and stays there, or the rate
-    is constant. Source: nanoGPT, train.py, get_lr.
-
-    Args:
-        step: Optimizer step.
-        settings: Schedule, its warm-up and start, and the minimum for `settings.learning_rate`.
-        decay_steps: Step at which the decay ends.
-        peak: Peak of a parameter group; the minimum is scaled with it.
-    """
-    assert settings.min_learning_rate is not None  # Settings fills in the default
-    minimum = settings.min_learning_rate * (peak / settings.learning_rate)
-    if step < settings.warmup_steps:
-        return peak * (step + 1) / (settings.warmup_steps + 1)
-    start = max(settings.warmup_steps, settings.decay_start)
-    if settings.schedule == "constant" or step < start:
-        return peak
-    if step >= decay_steps:
-        return minimum
-    progress = (step - start) / (decay_steps - start)  # 0 .. 1
-    if settings.schedule == "linear":
-        return minimum + (1.0 - progress) * (peak - minimum)
-    return minimum + 0.5 * (1.0 + math.cos(math.pi * progress)) * (peak - minimum)
 
 
 def mix(*numbers: int) -> int:
@@ -65,7 +36,7 @@ def make_adamw(
     """Return AdamW (Loshchilov and Hutter 2019) over the parameters that are trained.
 
     There are groups with and without weight decay, for each factor of the learning rate. Each has
-    its peak of the rate, `peak_lr`, and, unless it is 1, its `factor`.
+    its peak of the rate, `lr`, and, unless it is 1, its `factor`.
 
     Args:
         named_parameters: Parameters to optimize; a tied matrix appears once.
@@ -84,7 +55,7 @@ def make_adamw(
         {
             "params": groups[factor, not_decayed],
             "weight_decay": 0.0 if not_decayed else settings.weight_decay,
-            "peak_lr": settings.learning_rate * factor,
+            "lr": settings.learning_rate * factor,
         }
         | ({} if factor == 1.0 else {"factor": factor})
         for factor, not_decayed in sorted(groups)
@@ -114,17 +85,6 @@ def is_fused(settings: Settings, device: torch.device, precision: Any) -> bool:
             f"model.fused true would clip scaled gradients in {precision.precision}: set it to auto"
         )
     return settings.fused
-
-
-def place_steps(optimizer: Optimizer, group: Fields) -> None:
-    """Put AdamW's step counters where its kernel reads them, after a resume with another `fused`.
-
-    Fused kernels read them on the parameters' device, all others on the host.
-    """
-    for parameter in group["params"]:
-        state = optimizer.state.get(parameter, {})
-        if "step" in state:
-            state["step"] = state["step"].to(parameter.device if group.get("fused") else "cpu")
 
 
 def clip_gradients(

@@ -310,9 +310,6 @@ def call_between_batches(trainer: Trainer) -> bool:
     for callback in step_callbacks(trainer):
         callback.between_batches(trainer)
     if not stop_due(trainer):
-        set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)
-        if set_rates and at_step_boundary(trainer):  # the last step is saved by now
-            set_rates()
         return True
     trainer.should_stop = True  # Lightning ends a run without a further batch
     return False
@@ -348,15 +345,19 @@ def stop_reason(trainer: Trainer) -> str:
 # ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
 
 
-def total_steps(trainer: Trainer) -> int:
+def total_steps(trainer: Trainer, batches: float | None = None) -> int:
     """Return the optimizer steps of the whole run; 0 if it has no end.
 
     Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
+
+    Args:
+        trainer: Trainer with max_steps, max_epochs or both.
+        batches: Micro-batches of an epoch; None: those of the loader that is set up.
     """
     ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
-        ends.append(trainer.max_epochs * steps_per_epoch)
+        epoch = trainer.num_training_batches if batches is None else batches
+        ends.append(trainer.max_epochs * (int(epoch) // trainer.accumulate_grad_batches))
     return min(ends, default=0)
 
 

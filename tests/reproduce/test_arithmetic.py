@@ -12,6 +12,7 @@ from torch import nn
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce.cases import CASES
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, ArithmeticCheck, check_model
 
 TANH = {"activation": "gelu_tanh"}
@@ -58,8 +59,9 @@ def check_updates(theirs: dict, *, clip: float | None = 1.0, **options) -> Arith
     model = GPT(GPTConfig(**SHAPE, **GELU))
     settings = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1, **options}
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
-    optimizer.param_groups[0]["peak_lr"] = 0.01
-    module = SimpleNamespace(model=model, learning_rate_at=lambda step, peak: peak)
+    optimizer.param_groups[0]["initial_lr"] = 0.01
+    constant = Settings(schedule="constant", warmup_steps=0)
+    module = SimpleNamespace(model=model, settings=constant, decay_steps=0)
     trainer = SimpleNamespace(optimizers=[optimizer], global_step=0)
     check = ArithmeticCheck(theirs)
     check.on_train_start(trainer, module)

@@ -19,6 +19,7 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.fit import run_cli
+from gpt_lightning.training.schedule import share_of_peak
 
 LECTURE_LADDER = CASES["lecture-ladder"]
 RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
@@ -89,7 +90,7 @@ def test_published_rates_are_those_of_the_programs():
         for rung in CASES[case].rungs:
             theirs = Settings(learning_rate=1e-3, warmup_steps=100)
             rates = [
-                optim.learning_rate(step, theirs, decay_steps, 1e-3) for step in settings.RATE_STEPS
+                1e-3 * share_of_peak(step, theirs, decay_steps) for step in settings.RATE_STEPS
             ]
             assert rung.theirs["learning_rates"] == pytest.approx(rates)
 

@@ -177,7 +177,7 @@ def test_factors_of_the_learning_rate(model):
             name = names[id(parameter)]
             first = name.startswith("transformer.h.0.")
             bias = name.endswith(".bias") and ".h." in name
-            assert group["peak_lr"] == (0.1 if first else 2.0 if bias else 1.0), name
+            assert group["lr"] == (0.1 if first else 2.0 if bias else 1.0), name
             assert group["weight_decay"] == (0.1 if parameter.dim() >= 2 else 0.0)
     assert sum(len(group["params"]) for group in groups) == len(names)
 

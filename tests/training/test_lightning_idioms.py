@@ -310,8 +310,16 @@ def test_frozen_weights_are_one_line():
 def test_an_optimizer_of_ones_own_needs_no_end_of_our_decay():
     trainer = stock(max_steps=-1, max_epochs=1)
     trainer.fit(NoOptimizer(CONFIG), loader(TOKENS))
-    with pytest.raises(UserError, match="the cosine decay has no end"):
-        trainer.fit(GPTModule(CONFIG), loader(TOKENS))
+    with pytest.raises(UserError, match="the decay of the learning rate has no end"):
+        stock(max_steps=-1, max_epochs=-1).fit(GPTModule(CONFIG), loader(TOKENS))
+
+
+def test_the_decay_ends_with_the_last_epoch_of_a_loader():
+    trainer = stock(max_steps=-1, max_epochs=2, accumulate_grad_batches=2)
+    module = GPTModule(CONFIG, warmup_steps=1, learning_rate=0.1, min_learning_rate=0.0)
+    trainer.fit(module, loader(TOKENS))
+    assert module.decay_steps == trainer.global_step == 4
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.0
 
 
 class Replacing(L.Callback):

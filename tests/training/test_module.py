@@ -14,10 +14,10 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import module as module_file
-from gpt_lightning.training import optim
+from gpt_lightning.training import schedule
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.optim import learning_rate
+from gpt_lightning.training.schedule import share_of_peak
 from gpt_lightning.training.trainer import Trainer
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
@@ -65,9 +65,12 @@ def test_learning_rate_follows_the_formula_and_is_the_optimizers(text_file):
         TINY, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, decay_steps=6
     )
     _, trainer, rows = fit(text_file, module, trainer={"max_steps": 8})
-    expected = [learning_rate(step, module.settings, 6, 1e-2) for step in range(8)]
-    assert [row["optim/lr"] for row in rows] == pytest.approx(expected, rel=1e-6)  # logged as f32
-    assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {expected[-1]}
+    expected = [1e-2 * share_of_peak(step, module.settings, 6) for step in range(9)]
+    assert [row["optim/lr"] for row in rows] == pytest.approx(
+        expected[:8], rel=1e-6
+    )  # logged as f32
+    # the coming step's
+    assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {expected[8]}
 
 
 def test_muon_follows_the_same_schedule_scaled(text_file):
@@ -76,7 +79,8 @@ def test_muon_follows_the_same_schedule_scaled(text_file):
     )
     _, trainer, rows = fit(text_file, module)
     muon, *adamw = (group["lr"] for group in trainer.optimizers[0].param_groups)
-    assert all(lr == pytest.approx(rows[-1]["optim/lr"], rel=1e-6) for lr in adamw)
+    coming = 1e-2 * share_of_peak(len(rows), module.settings, 8)
+    assert all(lr == pytest.approx(coming, rel=1e-12) for lr in adamw)
     assert muon == pytest.approx(4 * adamw[0], rel=1e-12)
     assert [row["optim/lr_muon"] for row in rows] == pytest.approx(
         [4 * row["optim/lr"] for row in rows], rel=1e-6
@@ -299,7 +303,6 @@ def test_a_fit_leaves_the_callers_random_numbers_and_an_evaluation_its_allocator
 
 
 def test_plain_loaders_get_the_schedule_too():
-    """A loader of one's own has no BetweenSteps, which sets the rates elsewhere."""
     tokens = torch.randint(9, (8, 17), generator=torch.Generator().manual_seed(0))
     pairs = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
     config = dataclasses.replace(TINY, vocab_size=9)
@@ -307,12 +310,12 @@ def test_plain_loaders_get_the_schedule_too():
     rates = []
 
     class Rates(L.Callback):
-        def on_train_batch_end(self, trainer, *args):
+        def on_train_batch_start(self, trainer, *args):
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     trainer = quiet_trainer(max_steps=4, callbacks=[Rates()])
     trainer.fit(module, torch.utils.data.DataLoader(pairs, batch_size=2))
-    assert rates == [module.learning_rate_at(step, 0.1) for step in range(4)]
+    assert rates == [0.1 * share_of_peak(step, module.settings, 4) for step in range(4)]
     assert rates[0] < rates[1]
 
 
@@ -353,13 +356,13 @@ def test_a_resume_with_another_fused_is_the_same_run(fused, text_file, tmp_path,
     path = tmp_path / "step.ckpt"
     loop.save_checkpoint(path)
     other, placed = GPTModule(TINY, schedule="constant", fused=fused), []
-    place_steps = optim.place_steps
+    place_steps = schedule.place_steps
 
     def placing(optimizer, group):
         placed.append((len(optimizer.state) > 0, group["fused"]))
         place_steps(optimizer, group)
 
-    monkeypatch.setattr(optim, "place_steps", placing)
+    monkeypatch.setattr(schedule, "place_steps", placing)
     _, loop, rows = fit(text_file, other, trainer=trainer | {"max_steps": 4}, ckpt_path=path)
     # with the checkpoint's state and this run's kernel; test_optim.py has the devices
     assert placed == [(True, fused or None)] * 2

@@ -9,20 +9,19 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.optim import (
     NonFiniteGuard,
     clip_gradients,
-    learning_rate,
     make_adamw,
     mix,
-    place_steps,
 )
 from gpt_lightning.training.optimizers import muon as muon_file
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize
+from gpt_lightning.training.schedule import place_steps, share_of_peak
 
 NANOGPT = {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup_steps": 100}
 
 
 def rate(step: int, decay_steps: int = 5000, **changes) -> float:
     settings = Settings(**{**NANOGPT, **changes})
-    return learning_rate(step, settings, decay_steps, settings.learning_rate)
+    return settings.learning_rate * share_of_peak(step, settings, decay_steps)
 
 
 def tiny() -> GPT:

@@ -26,7 +26,7 @@ def check(settings):
 
 
 def build(model, settings, fused):
-    groups = [{"params": list(model.parameters()), "peak_lr": 2 * settings.learning_rate}]
+    groups = [{"params": list(model.parameters()), "lr": 2 * settings.learning_rate}]
     return torch.optim.SGD(groups, lr=1.0)
 """
 
@@ -52,7 +52,7 @@ def test_a_file_is_an_optimizer(plainsgd, text_file):
     )
     before = torch.nn.utils.parameters_to_vector(fit(text_file, module).model.parameters())
     (group,) = module.trainer.optimizers[0].param_groups
-    assert group["lr"] == group["peak_lr"] == 2 * 6.0e-4  # its own peak, on the one schedule
+    assert group["lr"] == group["initial_lr"] == 2 * 6.0e-4  # its own peak, on the one schedule
     assert before.isfinite().all()
     with pytest.raises(UserError, match="weight_decay is not for plainsgd"):
         GPTModule(TINY, optimizer="plainsgd")

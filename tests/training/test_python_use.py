@@ -183,8 +183,23 @@ def test_an_overridden_configure_optimizers_is_left_alone():
     (group,) = trainer.optimizers[0].param_groups
     assert group["lr"] == 0.5**4
     assert group["momentum"] == 0.9
-    assert group.keys().isdisjoint(("peak_lr", "betas"))
+    assert "betas" not in group
     assert float(trainer.callback_metrics["optim/lr"]) == 0.5**3  # rate of the last step
+
+
+def test_the_decay_ends_with_the_last_epoch(tmp_path):
+    shape = {"max_steps": -1, "limit_train_batches": 6, "accumulate_grad_batches": 2}
+    cosine = {"schedule": "cosine", "warmup_steps": 1, "min_learning_rate": 0.0}
+    whole, trainer = make(**cosine), stock(max_epochs=2, **shape)
+    trainer.fit(whole, data())
+    assert whole.decay_steps == trainer.global_step == 6
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.0
+    half = stock(max_epochs=1, **shape)
+    half.fit(make(decay_steps=6, **cosine), data())
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, trainer = make(**cosine), stock(max_epochs=2, **shape)
+    trainer.fit(resumed, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert same(resumed, whole)
 
 
 class NaNBatch(GPTModule):

@@ -18,6 +18,7 @@ from torch import Tensor
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.training.schedule import share_of_peak
 
 AS_PUBLISHED = "as published"
 CHECKED = ("arithmetic", "batches", "updates")
@@ -185,7 +186,8 @@ class ArithmeticCheck(Callback):
         self._m = beta1 * self._m + (1 - beta1) * gradient
         self._v = beta2 * self._v + (1 - beta2) * gradient**2
         groups = parameters(trainer.optimizers[0])
-        rate = pl_module.learning_rate_at(self._step, groups[0][0]["peak_lr"])
+        share = share_of_peak(self._step, pl_module.settings, pl_module.decay_steps)
+        rate = groups[0][0]["initial_lr"] * share
         decays = strided(torch.full_like(p, bool(group["weight_decay"])) for group, p in groups)
         self._step += 1
         m = self._m / (1 - beta1**self._step)

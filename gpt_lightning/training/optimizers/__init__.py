@@ -1,8 +1,8 @@
 """Optimizers of `--model.optimizer`: each file of this folder is one, found by its name.
 
-A file defines `build(model, settings, fused)`, which returns a torch.optim.Optimizer. Each of its
-parameter groups has a key `peak_lr`, the learning rate that GPTModule's schedule scales. A file may
-define `check(settings)`, which raises a UserError for settings that the optimizer does not support.
+A file defines `build(model, settings, fused)`, which returns a torch.optim.Optimizer. The `lr` of
+each of its parameter groups is the peak, which GPTModule's schedule scales. A file may define
+`check(settings)`, which raises a UserError for settings that the optimizer does not support.
 """
 
 import importlib

@@ -60,7 +60,7 @@ class MuonAdamW(Optimizer):
                 "the blocks are frozen: set it to adamw"
             )
         self.muon = Muon(
-            [{"params": matrices, "peak_lr": settings.muon_learning_rate}],
+            [{"params": matrices}],  # there may be none
             lr=settings.muon_learning_rate,
             weight_decay=settings.weight_decay,
             momentum=settings.muon_momentum,
