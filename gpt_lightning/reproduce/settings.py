@@ -26,7 +26,7 @@ from gpt_lightning.tables.rows import Column, Row, Text
 from gpt_lightning.training.callbacks.arithmetic import AS_PUBLISHED, CHECKED
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.schedule import share_of_peak
+from gpt_lightning.training.schedule import Schedule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
 TABLE = yaml_beside(__file__)
@@ -122,7 +122,8 @@ def update_settings(module: GPTModule) -> Fields:
     groups = optimizer.param_groups
     decayed = [group for group in groups if group["weight_decay"]]
     clip = trainer.gradient_clip_val
-    shares = [share_of_peak(step, module.settings, module.decay_steps) for step in RATE_STEPS]
+    (config,) = trainer.lr_scheduler_configs
+    shares = [cast(Schedule, config.scheduler).lr_lambdas[0](step) for step in RATE_STEPS]
     return {
         "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
         "ranks": trainer.world_size,

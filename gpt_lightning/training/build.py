@@ -1,26 +1,31 @@
-"""Build the model of a run: check its settings, make its weights, choose what is trained."""
+"""Build the model of a run: check its settings, make its weights, compile it, choose kernels."""
 
 import dataclasses
 import math
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import nn
+from torch import Tensor, nn
 
 from gpt_lightning.data.loader import limited
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model.attention import NoKernelError
-from gpt_lightning.model.fast.compilation import attention_kernel
+from gpt_lightning.model.fast import compilation
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.network import Network, build, has_our_forward
+from gpt_lightning.model.network import Network, build, count_flops, has_our_forward
 from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training import steps
+from gpt_lightning.training.behaviours.stop_between_steps import StopBetweenSteps
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
-from gpt_lightning.training.steps import is_sharded, total_steps
+from gpt_lightning.training.sharding import shard
+
+if TYPE_CHECKING:
+    from gpt_lightning.training.module import GPTModule
 
 WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
 
@@ -41,29 +46,15 @@ def fit_to_data(config: GPTConfig, data: TokenDataModule | None) -> GPTConfig:
     return dataclasses.replace(config, vocab_size=rows)
 
 
-def last_step(trainer: Trainer) -> int:
-    """Return the optimizer step at which a run ends, by max_steps, max_epochs or both.
-
-    The loaders of the run need not be set up yet.
-
-    Raises:
-        UserError: The run has no end, or it is unknown in a resume.
-    """
-    epochs = trainer.max_epochs is not None and trainer.max_epochs >= 0
-    if not epochs and trainer.max_steps < 0:
-        raise UserError(
-            "the decay of the learning rate has no end: set trainer.max_steps, trainer.max_epochs "
-            "or model.decay_steps, or model.schedule to constant"
-        )
-    data = token_data(trainer)
-    batches = trainer.num_training_batches  # infinite before the loader is set up
-    if data is not None and data.makes("train"):
-        batches = limited(len(data.reader.train_loader), trainer.limit_train_batches)
-    if not epochs or not math.isinf(batches):
-        return total_steps(trainer, batches)
-    if trainer.ckpt_path:  # Lightning would set up the loader without its saved position
-        raise UserError("the last step of a resumed run is unknown: set model.decay_steps")
-    return int(trainer.estimated_stepping_batches)
+def check_run(module: "GPTModule", trainer: Trainer) -> None:
+    """Raise a UserError for settings that cannot train together, before anything is built."""
+    if not module.overrides("configure_optimizers"):
+        check_decay(module.settings, trainer)
+    check_device(module.config, trainer)
+    if compiles(module)[0] and trainer.accumulate_grad_batches > 1:
+        compilation.check_cuda_graphs()
+    if not (module.automatic_optimization or module.overrides("training_step")):
+        raise UserError("automatic_optimization is False: write a training_step, too")
 
 
 def check_decay(settings: Settings, trainer: Trainer) -> None:
@@ -80,10 +71,11 @@ def check_decay(settings: Settings, trainer: Trainer) -> None:
             )
 
 
-def check_device(config: GPTConfig, trainer: Trainer, device: str) -> None:
-    """Check that the strategy, the device (cpu, cuda or mps) and the precision can train a GPT."""
+def check_device(config: GPTConfig, trainer: Trainer) -> None:
+    """Check that the strategy, the device and the precision can train a GPT."""
     strategy = trainer.strategy
-    if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
+    device = strategy.root_device.type
+    if not (steps.is_sharded(trainer) or isinstance(strategy, WHOLE)):
         raise UserError(f"{type(strategy).__name__} cannot train a GPTModule: use ddp or fsdp2")
     if device == "mps" and config.checkpointing and config.dropout:
         raise UserError(  # PyTorch restores no seed there (pytorch#127676)
@@ -134,6 +126,50 @@ def build_model(
     return model
 
 
+def prepare_model(module: "GPTModule", trainer: Trainer) -> None:
+    """Compile and shard a module's model for a Trainer, and find its attention kernel."""
+    model = module.model
+    device = trainer.strategy.root_device.type
+    fitting = steps.is_fitting(trainer)
+    # after all callbacks that may ask for a stop
+    cast(Any, trainer).callbacks.sort(key=lambda each: isinstance(each, StopBetweenSteps))
+    if fitting and module.network:
+        check_network(module.network, model, module.config, module.settings, trainer)
+    if trainer.precision == "64-true":
+        model.double()  # callbacks may call this before Lightning restores weights
+    sharded = steps.is_sharded(trainer)
+    if compiles(module)[0] and not compilation.is_compiled(model):
+        scope = "block" if sharded else module.settings.compile_scope
+        compilation.compile_in_place(model, device, scope, module.settings.pad_head)
+    if sharded:
+        shard(model, cast(Any, trainer.strategy).device_mesh["data_parallel"])
+    dropout = module.config.dropout if fitting else 0.0
+    found = find_kernel(model, trainer, context(module), dropout)
+    module.attention_kernel, module.notes = found
+    if module.network:
+        module.notes["FLOPs"] = count_flops(model, context(module))[1]
+
+
+def compiles(module: "GPTModule") -> tuple[bool, str]:
+    """Return whether the model is compiled on its device, and the reason."""
+    if module.settings.compile != "auto":
+        return module.settings.compile, "as set"
+    trainer = module.trainer
+    device = trainer.strategy.root_device.type
+    return compilation.should_compile(device, trainer.precision, module.config.dropout)
+
+
+def evaluates_compiled(module: "GPTModule") -> bool:
+    """Return whether evaluations are compiled too: on a CPU that takes longer than it saves."""
+    return compiles(module)[0] and module.trainer.strategy.root_device.type != "cpu"
+
+
+def context(module: "GPTModule") -> int:
+    """Return the tokens of a sequence of the data, else those of the model."""
+    data = token_data(module.attached_trainer)
+    return module.config.block_size if data is None else data.block_size
+
+
 def check_network(
     network: Network, model: nn.Module, config: GPTConfig, settings: Settings, trainer: Trainer
 ) -> None:
@@ -141,7 +177,7 @@ def check_network(
     ours, same_loss = isinstance(model, GPT), has_our_forward(model)
     for key, is_set, possible in (
         ("model.compile_scope block", settings.compile_scope == "block", same_loss),
-        ("trainer.strategy fsdp2", is_sharded(trainer), same_loss),
+        ("trainer.strategy fsdp2", steps.is_sharded(trainer), same_loss),
         ("model.config.loss_chunk", config.loss_chunk is not None, same_loss),
         ("model.pad_head true", settings.pad_head is True, ours),
         ("model.optimizer muon", settings.optimizer == "muon", ours),
@@ -192,7 +228,7 @@ def find_kernel(
     config, device = model.config, trainer.strategy.root_device
     try:
         with trainer.precision_plugin.forward_context():
-            kernel, error = attention_kernel(model, device, T, dropout)
+            kernel, error = compilation.attention_kernel(model, device, T, dropout)
         note = f"PyTorch's own, the kernel for this CPU cannot be built: {error}"
         return kernel, {"kernel": note} if error else {}
     except NoKernelError as error:
@@ -203,13 +239,18 @@ def find_kernel(
         ) from error
 
 
-def flops_per_token(model: GPT, block_size: int) -> int:
+def flops_per_token(module: "GPTModule") -> float:
     """Return the FLOPs of a training token, forward and backward; see flops.py.
 
     A frozen weight has no gradient, and no gradient flows through blocks below the first trained
     parameter.
     """
-    C, tables = model.config.n_embd, model.transformer.modules()
+    model = module.model
+    block_size = context(module)
+    if module.network:
+        return count_flops(model, block_size)[0]
+    C = model.config.n_embd
+    tables = model.transformer.modules()
     flows = any(m.weight.requires_grad for m in tables if isinstance(m, nn.Embedding))
     total = 0
     for part in (*model.transformer.h, model.transformer.ln_f, model.lm_head):
@@ -221,3 +262,49 @@ def flops_per_token(model: GPT, block_size: int) -> int:
         total += 2 * n + attention + 2 * trained + through * (2 * n + 2 * attention)
         flows = flows or trained > 0
     return total
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def decay_steps(module: "GPTModule") -> int:
+    """Return the optimizer step at which the decay of the rate ends; 0 if nothing decays."""
+    settings = module.settings
+    constant = settings.schedule == "constant" or module.overrides("configure_optimizers")
+    if constant or not steps.is_fitting(module.trainer):
+        return 0
+    return last_step(module.trainer) if settings.decay_steps is None else settings.decay_steps
+
+
+def last_step(trainer: Trainer) -> int:
+    """Return the optimizer step at which a run ends, by max_steps, max_epochs or both.
+
+    The loaders of the run need not be set up yet.
+
+    Raises:
+        UserError: The run has no end, or it is unknown in a resume.
+    """
+    epochs = trainer.max_epochs is not None and trainer.max_epochs >= 0
+    if not epochs and trainer.max_steps < 0:
+        raise UserError(
+            "the decay of the learning rate has no end: set trainer.max_steps, trainer.max_epochs "
+            "or model.decay_steps, or model.schedule to constant"
+        )
+    data = token_data(trainer)
+    batches = trainer.num_training_batches  # infinite before the loader is set up
+    if data is not None and data.makes("train"):
+        batches = limited(len(data.reader.train_loader), trainer.limit_train_batches)
+    if not epochs or not math.isinf(batches):
+        return steps.total_steps(trainer, batches)
+    if trainer.ckpt_path:  # Lightning would set up the loader without its saved position
+        raise UserError("the last step of a resumed run is unknown: set model.decay_steps")
+    return int(trainer.estimated_stepping_batches)
+
+
+def check_loss(module: "GPTModule", loss: Tensor) -> None:
+    """Raise a UserError for a loss of a subclass's training_step that cannot be trained."""
+    if not loss.requires_grad or loss.numel() != 1:
+        raise UserError(
+            f"{type(module).__name__}.training_step returns a loss of shape {tuple(loss.shape)} "
+            f"and requires_grad {loss.requires_grad}; expected a scalar of trained parameters"
+        )

@@ -1,22 +1,49 @@
-"""Checkpoints of earlier runs: compare one with this run before any state is restored."""
+"""What a run records in its checkpoints, and compares before any state is restored."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
+from gpt_lightning import parsing
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
+from gpt_lightning.model.network import missing_network
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, environment, run_identity
+from gpt_lightning.runs.folders import run_id
+from gpt_lightning.training import build, steps
+from gpt_lightning.training.behaviours.step_seeds import run_seed
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting, set_logged_steps
+
+if TYPE_CHECKING:
+    from gpt_lightning.training.module import GPTModule
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
 
 
-def continue_from(checkpoint: Fields, module: Any) -> None:
+def record_of(module: "GPTModule") -> RunRecord:
+    """Return the description of a module's run that its checkpoints hold."""
+    trainer = module.trainer
+    data = token_data(trainer)
+    logger = steps.run_logger(trainer)
+    return RunRecord(
+        config=module.config,
+        settings=module.settings,
+        network=module.network.record() if module.network else None,
+        run_identity=run_identity(trainer, run_seed(module), build.decay_steps(module)),
+        environment=environment(trainer, build.compiles(module)[0], module.attention_kernel),
+        micro_batches=steps.unfinished_micro_batches(trainer),
+        run_id=run_id(logger.folder) if logger else None,
+        metrics_rows=logger.rows if logger else None,
+        script=parsing.script,
+        **({} if data is None else data.record()),
+    )
+
+
+def continue_from(checkpoint: Fields, module: "GPTModule") -> None:
     """Check that a run may continue from a checkpoint, or evaluate it, and print the differences.
 
     Args:
@@ -27,6 +54,11 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
         UserError: The dict is not one of gpt-lightning, or of another model, other data or another
             order; or a callback would reset the step of a resumed run.
     """
+    if module.attached_trainer is None:  # load_from_checkpoint: no run to compare with
+        theirs = checkpoint.get("gpt_lightning", {}).get("network")
+        if theirs and not module.network:
+            raise missing_network("the checkpoint", theirs)
+        return
     trainer = module.trainer
     data = token_data(trainer)
     fitting = is_fitting(trainer)
@@ -38,8 +70,8 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
             loader.load_state_dict(FIRST_BATCH)
         return
     if fitting:
-        finders = LearningRateFinder | BatchSizeFinder
-        if any(isinstance(callback, finders) for callback in trainer.callbacks):
+        finds_rate = steps.find_callback(trainer, LearningRateFinder)
+        if finds_rate or steps.find_callback(trainer, BatchSizeFinder):
             raise UserError(
                 "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
                 "model.learning_rate and data.batch_size to what they found, and leave them out"
@@ -47,7 +79,7 @@ def continue_from(checkpoint: Fields, module: Any) -> None:
     module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
     allow_changes = data is not None and data.settings.allow_changes
     address = "this run's data" if data is None else data.address
-    changed = resume.check(theirs.record, module.record(), address, fitting, allow_changes)
+    changed = resume.check(theirs.record, record_of(module), address, fitting, allow_changes)
     if fitting and data is not None and not allow_changes:
         data.reader.train_stream.check_stamp(theirs.record.shards)
     if fitting:

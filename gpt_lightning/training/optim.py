@@ -1,33 +1,18 @@
-"""An update, in torch alone: seeds, parameter groups, clipping, a guard."""
+"""An update, in torch alone: parameter groups, clipping, what a device can skip."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from gpt_lightning.data.order import INCREMENT, splitmix64
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 DEFERRED_ON = {"cuda"}  # devices that skip an update themselves; the norm is checked later there
-MOST_UNREAD = 1000  # steps whose loss and norm stay on such a device
-
-
-def mix(*numbers: int) -> int:
-    """Return a seed of 63 bits that depends on every number and on their order.
-
-    SplitMix64's finalizer over each number in turn.
-    """
-    state = np.zeros(1, np.uint64)
-    for number in numbers:
-        state = splitmix64((state ^ np.uint64(number % 2**64)) + INCREMENT)
-    return int(state[0]) >> 1
 
 
 def make_adamw(
@@ -124,79 +109,6 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a shard, without a copy; other tensors as they are."""
     rows = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return rows
-
-
-# ---- no update with non-finite gradients, and no waiting for the device to check ----------------
-
-
-@torch.no_grad()
-def all_finite(weights: Iterable[Tensor], states: Iterable[Mapping[Any, Any]] = ()) -> bool:
-    """Return whether all numbers in weights and in the states of optimizers are finite."""
-    values = (value for state in states for held in state.values() for value in held.values())
-    tensors = (v.detach() for v in (*weights, *values) if isinstance(v, Tensor))
-    numbers = [local(tensor) for tensor in tensors if tensor.is_floating_point()]
-    if bool(nn.utils.get_total_norm(numbers).isfinite()):  # one wait for the device
-        return True
-    return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a norm may overflow
-
-
-class NonFiniteGuard:
-    """Raise on a non-finite loss or gradient, before any checkpoint, with the weights unchanged.
-
-    On a device of DEFERRED_ON the device itself decides: a fused AdamW skips its update if
-    `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
-    values of the steps stay on the device until `check` reads them: at the next log step, before a
-    checkpoint, or at the end. Before the update of any other optimizer they are read at once.
-    """
-
-    def __init__(self) -> None:
-        self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, loss, norm
-        # two tensors of the device: 0 or, from the first bad step on, NaN; and found_inf
-        self._sticky: Any = None
-
-    def watch(self, optimizer: Any, loss: Tensor, norm: Tensor, step: int) -> None:
-        """Skip the coming update, or raise now or in `check`, if a value is not finite.
-
-        Args:
-            optimizer: Optimizer that is about to step.
-            loss: Mean loss, a scalar.
-            norm: Norm of all gradients, a scalar on the same device.
-            step: Number of the step, 1 for the first.
-
-        Raises:
-            UserError: a value is not finite, and could be read at once.
-        """
-        self._unread.append((step, loss, norm))
-        skips = can_skip(optimizer, norm)
-        if not skips or len(self._unread) > MOST_UNREAD:
-            self.check()
-        if skips:
-            zero, found = self._sticky = self._sticky or norm.float().new_zeros(2).unbind()
-            zero.add_(loss + norm, alpha=0.0)
-            optimizer.found_inf = torch.ne(zero, zero, out=found)  # AdamW reads it
-
-    def check(self) -> None:
-        """Synchronize and raise if there was a bad step.
-
-        Raises:
-            UserError: names the first bad step; no update has been made since.
-        """
-        if not self._unread:
-            return
-        (steps, losses, norms), self._unread = zip(*self._unread, strict=True), []
-        values = torch.stack([*losses, *norms]).view(2, -1).tolist()  # one wait for the device
-        for step, loss, norm in zip(steps, *values, strict=True):
-            if math.isfinite(loss + norm):
-                continue
-            self._sticky, where = None, f"at step {step}: weights were not changed:"
-            if math.isfinite(norm):
-                raise UserError(
-                    f"the loss is {loss} {where} give each batch a label other than -100"
-                )
-            raise UserError(
-                f"gradient norm is {norm} {where} lower model.learning_rate and continue with "
-                "--resume auto"
-            )
 
 
 def can_skip(optimizer: Optimizer, norm: Tensor) -> bool:

@@ -53,6 +53,7 @@ class Schedule(LambdaLR):
     """
 
     def __init__(self, optimizer: Optimizer, settings: Settings, decay_steps: int):
+        self.decay_steps = decay_steps
         share = partial(share_of_peak, settings=settings, decay_steps=decay_steps)
         super().__init__(optimizer, share)
 

@@ -6,7 +6,7 @@ before its forward and its backward, and its gradients are averaged into the sha
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -38,6 +38,10 @@ class ShardedStrategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         self._tensor_parallel_size = 1
         super().setup_environment()
+
+    def on_train_start(self) -> None:
+        """Reshard the embeddings, which the sanity check leaves gathered."""
+        cast(FSDPModule, cast(Any, self.lightning_module).model).reshard()
 
     def lightning_module_state_dict(self) -> Fields:
         """Return the whole weights on rank 0, an empty dict on other ranks."""

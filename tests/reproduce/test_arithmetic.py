@@ -61,7 +61,8 @@ def check_updates(theirs: dict, *, clip: float | None = 1.0, **options) -> Arith
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
     optimizer.param_groups[0]["initial_lr"] = 0.01
     constant = Settings(schedule="constant", warmup_steps=0)
-    module = SimpleNamespace(model=model, settings=constant, decay_steps=0)
+    schedule = SimpleNamespace(decay_steps=0)
+    module = SimpleNamespace(model=model, settings=constant, schedule=schedule)
     trainer = SimpleNamespace(optimizers=[optimizer], global_step=0)
     check = ArithmeticCheck(theirs)
     check.on_train_start(trainer, module)

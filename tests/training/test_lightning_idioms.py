@@ -318,7 +318,7 @@ def test_the_decay_ends_with_the_last_epoch_of_a_loader():
     trainer = stock(max_steps=-1, max_epochs=2, accumulate_grad_batches=2)
     module = GPTModule(CONFIG, warmup_steps=1, learning_rate=0.1, min_learning_rate=0.0)
     trainer.fit(module, loader(TOKENS))
-    assert module.decay_steps == trainer.global_step == 4
+    assert module.schedule.decay_steps == trainer.global_step == 4
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.0
 
 

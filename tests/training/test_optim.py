@@ -6,11 +6,11 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.behaviours.non_finite import NonFiniteGuard
+from gpt_lightning.training.behaviours.step_seeds import mix
 from gpt_lightning.training.optim import (
-    NonFiniteGuard,
     clip_gradients,
     make_adamw,
-    mix,
 )
 from gpt_lightning.training.optimizers import muon as muon_file
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize

@@ -84,7 +84,7 @@ def lone_checkpoint() -> str:
 
 def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys, monkeypatch):
     count = Mock(wraps=count_flops)
-    monkeypatch.setattr("gpt_lightning.training.module.count_flops", count)
+    monkeypatch.setattr("gpt_lightning.training.build.count_flops", count)
     assert fit("--speed={peak_flops: 1e12, warmup_steps: 0}", "--trainer.log_every_n_steps=1") == 0
     assert count.call_count == 2  # for the banner and the MFU, not at each log
     printed = capsys.readouterr().out
@@ -203,7 +203,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_it_cannot_have_is_refused_by_name(module, key, capsys, monkeypatch):
-    monkeypatch.setattr(build, "is_sharded", lambda trainer: key == "trainer.strategy")
+    monkeypatch.setattr(build.steps, "is_sharded", lambda trainer: key == "trainer.strategy")
     Path("failing.py").write_text("raise ValueError('a cause\\nof two lines')")
     assert fit(REFUSED[key].replace("MODULE", module)) == 2
     error = capsys.readouterr().err.splitlines()[-1]

@@ -192,7 +192,7 @@ def test_the_decay_ends_with_the_last_epoch(tmp_path):
     cosine = {"schedule": "cosine", "warmup_steps": 1, "min_learning_rate": 0.0}
     whole, trainer = make(**cosine), stock(max_epochs=2, **shape)
     trainer.fit(whole, data())
-    assert whole.decay_steps == trainer.global_step == 6
+    assert whole.schedule.decay_steps == trainer.global_step == 6
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.0
     half = stock(max_epochs=1, **shape)
     half.fit(make(decay_steps=6, **cosine), data())

@@ -13,12 +13,13 @@ import gpt_lightning
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.training import build
+from gpt_lightning.training.behaviours.non_finite import NonFiniteGuard
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.optim import NonFiniteGuard
 
 PACKAGE = Path(gpt_lightning.__file__).parent
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=None)
@@ -200,7 +201,7 @@ def test_validation_and_samples_add_one_graph_at_most(text_file, evaluates_compi
     On a CPU evaluations stay eager, at the speed of compiled ones and without their compile time.
     """
     if evaluates_compiled:  # as on a GPU
-        monkeypatch.setattr(GPTModule, "evaluates_compiled", True)
+        monkeypatch.setattr(build, "evaluates_compiled", lambda module: True)
     frames = torch._dynamo.utils.counters
     torch._dynamo.reset()
     frames.clear()

@@ -186,7 +186,8 @@ class ArithmeticCheck(Callback):
         self._m = beta1 * self._m + (1 - beta1) * gradient
         self._v = beta2 * self._v + (1 - beta2) * gradient**2
         groups = parameters(trainer.optimizers[0])
-        share = share_of_peak(self._step, pl_module.settings, pl_module.decay_steps)
+        decay_steps = pl_module.schedule.decay_steps
+        share = share_of_peak(self._step, pl_module.settings, decay_steps)
         rate = groups[0][0]["initial_lr"] * share
         decays = strided(torch.full_like(p, bool(group["weight_decay"])) for group, p in groups)
         self._step += 1

@@ -25,9 +25,9 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
 from gpt_lightning.runs.mirror import MirroredCheckpointIO, copy_url
 from gpt_lightning.training import steps
+from gpt_lightning.training.behaviours.non_finite import all_finite
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.optim import all_finite
 
 
 @checked("checkpoint")

@@ -21,7 +21,7 @@ from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.remote.files import fetch_file
-from gpt_lightning.training import steps
+from gpt_lightning.training import build, steps
 from gpt_lightning.training.callbacks.samples import evaluated_weights, run_tokenizer
 from gpt_lightning.training.callbacks.speed import phase
 
@@ -119,7 +119,9 @@ class HellaSwag(steps.StepCallback):
         bar = trainer.progress_bar_callback
         module: Any = trainer.lightning_module
         # a batch of another shape would make the training's graph dynamic
-        eager = torch.compiler.set_stance("force_eager") if module.compiles[0] else nullcontext()
+        eager = (
+            torch.compiler.set_stance("force_eager") if build.compiles(module)[0] else nullcontext()
+        )
         with phase(trainer, "evaluation"), evaluated_weights(trainer), eager:
             hits = self._hits(trainer, module.model)
         accuracy = float(trainer.strategy.reduce(hits, reduce_op="sum")) / len(self._items)

@@ -12,7 +12,6 @@ from jsonargparse.typing import PositiveInt
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
@@ -22,7 +21,8 @@ from gpt_lightning.model.network import network_option
 from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
-from gpt_lightning.training import steps
+from gpt_lightning.training import build, steps
+from gpt_lightning.training.behaviours.step_seeds import run_seed
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.datamodule import token_data
@@ -57,7 +57,7 @@ class RunReport(Callback):
     def _banner(self, trainer: Trainer, module: GPTModule) -> Facts:
         config, settings = module.config, module.settings
         data: Any = token_data(trainer)
-        compiled, why = module.compiles
+        compiled, why = build.compiles(module)
         products = torch.get_float32_matmul_precision()
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
         if module.network:
@@ -81,7 +81,7 @@ class RunReport(Callback):
         }
         if not data.makes("train"):
             facts |= {"data": f"train_dataloader of {type(data).__name__}", "step": ""}
-        if is_overridden("configure_optimizers", module, GPTModule):
+        if module.overrides("configure_optimizers"):
             facts["optimizer"] = f"configure_optimizers of {type(module).__name__}"
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": speed.peak_line if speed else ""}
@@ -181,7 +181,7 @@ def speed_facts(monitor: SpeedMonitor, module: GPTModule) -> Facts:
 def unfinished_schedule(module: GPTModule, total: int) -> str:
     """Return that a run of `total` steps ends before its schedule does, or an empty string."""
     settings = module.settings
-    end = max(settings.warmup_steps, module.decay_steps)
+    end = max(settings.warmup_steps, module.schedule.decay_steps if module.schedule else 0)
     if settings.schedule == "constant" or not 0 < total < end:
         return ""
     ends = f"the {settings.schedule} schedule at {end:,}, its warm-up at {settings.warmup_steps:,}"
@@ -222,7 +222,7 @@ def run_hyperparameters(trainer: Trainer, module: GPTModule) -> Fields:
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,
         "max_steps": trainer.max_steps,
         "dataset": data.address,
-        "seed": module.run_seed(),
+        "seed": run_seed(module),
         "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
     }
 

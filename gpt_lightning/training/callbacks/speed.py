@@ -26,7 +26,7 @@ from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs.history import Timeline
-from gpt_lightning.training import steps
+from gpt_lightning.training import build, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepCallback, at_log_step, find_callback, is_fitting
@@ -130,7 +130,7 @@ class SpeedMonitor(StepCallback):
     def before_validation(self, trainer: Trainer) -> None:
         """Stop the step before the loop starts the workers of the validation loader."""
         module: Any = trainer.lightning_module
-        compiling = module.evaluates_compiled and "validation" not in self.clock.seconds()
+        compiling = build.evaluates_compiled(module) and "validation" not in self.clock.seconds()
         self._enter("compile and warm-up" if compiling else "validation")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

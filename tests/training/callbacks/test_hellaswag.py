@@ -14,10 +14,10 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
+from gpt_lightning.model.fast import compilation
 from gpt_lightning.remote import attempts
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit
-from gpt_lightning.training import module as module_file
 from gpt_lightning.training.callbacks import hellaswag
 from gpt_lightning.training.callbacks.hellaswag import (
     HellaSwag,
@@ -176,7 +176,7 @@ def test_an_evaluation_has_the_weights_of_val_loss_and_compiles_nothing(items, m
 
     monkeypatch.setattr(hellaswag, "evaluated_weights", averaged)
     monkeypatch.setattr(HellaSwag, "_hits", hits)
-    monkeypatch.setattr(module_file, "compile_in_place", lambda *args: None)
+    monkeypatch.setattr(compilation, "compile_in_place", lambda *args: None)
     callback = HellaSwag(every_n_steps=2, file="items.jsonl")
     fit.run_cli([*RUN, "--model.compile=true", "--trainer.max_steps=2"], callbacks=[callback])
     assert found == [(2, "force_eager")]

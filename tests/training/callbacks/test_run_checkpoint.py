@@ -15,9 +15,9 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import HashingFile, write_durable_checkpoint
 from gpt_lightning.runs.folders import check_digest, sidecar
+from gpt_lightning.training.behaviours.non_finite import all_finite
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.fit import run_cli
-from gpt_lightning.training.optim import all_finite
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
