@@ -182,6 +182,8 @@ def check_typed(typed: dict[str, str], settings: Namespace) -> None:
                 yaml.load(f"? {key}\n: {text}", UniqueKeyLoader)
             except yaml.constructor.ConstructorError as error:
                 raise UserError(f"--{key}: {error.problem}") from error
+            if os.path.isfile(text):  # jsonargparse reads a section from a file
+                read_config(Path(text))
         for row in NO_EFFECT if str(value) not in ("None", "False", "") else ():
             both = f"{key} {settings.get(row['other'], '')}"
             if re.fullmatch(f"({row['keys']}) ({row['value']})", both):
