@@ -154,7 +154,7 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
         with explained("read", name, "give the path of a tokenizer.json"):
             content = Path(name).read_bytes()
         # bytes that are not UTF-8 become halves of surrogate pairs, which the package refuses
-        found = huggingface_tokenizer(content.decode(errors="surrogateescape"), name)
+        found = huggingface_tokenizer(content.decode("utf-8-sig", "surrogateescape"), name)
         _check_round_trip(found, name)
         return found
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)

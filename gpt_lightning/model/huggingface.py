@@ -136,7 +136,7 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.exists():
             with user_errors(f"{index} is damaged"):
-                names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+                names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
                 if not names or any(Path(part).name != part for part in names):
                     raise UserError(f"{index} is damaged: its weight_map names no files beside it")
             return [folder / part for part in names]
@@ -177,7 +177,7 @@ def read_settings(path: Path) -> Fields:
         return {}
     check_regular(path, "copy it again")
     with user_errors(f"{path} is damaged"):
-        settings = {} | json.loads(path.read_text(encoding="utf-8"))
+        settings = {} | json.loads(path.read_bytes())
     for key, known in TABLE["settings"].items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
@@ -200,7 +200,7 @@ def has_gpt2_tokens(folder: Path) -> bool:
     for file in (folder / "tokenizer.json", folder / "vocab.json"):
         if file.is_file():
             with user_errors(f"{file} is damaged"):
-                found = json.loads(file.read_text(encoding="utf-8"))
+                found = json.loads(file.read_bytes())  # with a mark of UTF-8, too
                 if file.name == "tokenizer.json":
                     found = found["model"]["vocab"]
                 return dict(found).items() >= TABLE["gpt2_ids"].items()

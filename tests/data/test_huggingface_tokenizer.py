@@ -80,6 +80,13 @@ def test_texts_come_back_from_a_spec_without_the_file(tmp_path: Path, write: obj
 
 
 @pytest.mark.slow
+def test_a_mark_of_utf8_is_no_part_of_the_file(tmp_path: Path) -> None:
+    plain = of_bytes(tmp_path / "tokenizer.json")
+    marked = tmp_path / "marked.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert build_tokenizer(str(marked)).spec() == build_tokenizer(str(plain)).spec()
+
+
 def test_gpt2_as_a_tokenizer_json_has_gpt2s_tokens(tmp_path: Path) -> None:
     gpt2 = build_tokenizer("gpt2")
     path = tmp_path / "tokenizer.json"

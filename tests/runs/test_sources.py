@@ -250,8 +250,9 @@ def test_another_vocabulary_of_the_size_of_gpt2s(form, content, tmp_path):
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
-def test_gpt2s_own_vocabulary_is_known_though_model_is_a_token_of_it(form, tmp_path):
+def test_gpt2s_own_vocabulary_is_known_though_model_is_a_token_of_it(form, encoding, tmp_path):
     vocabulary = gpt2_file("encoder.json").read_text("utf-8")
     assert json.loads(vocabulary)["model"] == 19849
     merges = gpt2_file("vocab.bpe").read_text("utf-8")
@@ -259,7 +260,7 @@ def test_gpt2s_own_vocabulary_is_known_though_model_is_a_token_of_it(form, tmp_p
     content = vocabulary
     if form == "tokenizer.json":
         content = f'{{"version": "1.0", "model": {{"vocab": {vocabulary}}}, "added_tokens": []}}'
-    tmp_path.joinpath(form).write_text(content, "utf-8")
+    tmp_path.joinpath(form).write_text(content, encoding)
     assert has_gpt2_tokens(tmp_path)
 
 
