@@ -117,7 +117,7 @@ def test_the_fix_in_a_message_works_when_typed(row, kind, folder, tmp_path, monk
     why: Reason why the message is not tried; then it has no runs.
     """
     monkeypatch.setenv("GPT_LIGHTNING_DATA", "")
-    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.0)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     row = {key: text.replace("KIND", kind) for key, text in row.items()}
     pattern = ".*".join(map(re.escape, row["message"].split("{}")))

@@ -57,7 +57,7 @@ def test_a_wrong_input_is_one_line_that_names_the_key_and_a_fix_that_works(
     path, checkpoint = folder
     monkeypatch.chdir(path)
     monkeypatch.setenv("GPT_LIGHTNING_DATA", "")
-    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.0)
     name, _, content = row["file"].partition("=")
     if name:
         Path(name).write_text(json.loads(f'"{content}"'))

@@ -50,7 +50,7 @@ class TokenDataset:
         UserError: There is no dataset, or it is damaged.
     """
 
-    def __init__(self, address: str, data_dir: Path, patience_s: float = 0.0):
+    def __init__(self, address: str, data_dir: Path, patience_s: float = 600.0):
         self.address = address
         if is_remote(address):
             # a local folder does not need them

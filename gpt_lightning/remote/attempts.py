@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 from gpt_lightning.errors import OutageError, UserError, one_line, reason_of
 
-ATTEMPTS = 6
-BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
+BACKOFF_S = 0.5  # pause, which doubles with every attempt
 LONGEST_S = 30.0  # pause
-PATIENCE_S = 600.0  # time that `prepare` waits in an outage; training has data.patience
+PATIENCE_S = 16.0  # time in all, for six attempts
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
 AGAIN = "run the same command again: `prepare` continues, and `fit` with --resume auto"
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
@@ -34,7 +33,7 @@ def attempts(
     work: Callable[[Any, str], T],
     action: str = "fetch",
     first: bool = False,
-    patience_s: float = 0.0,
+    patience_s: float | None = None,
 ) -> T:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
 
@@ -43,13 +42,15 @@ def attempts(
         work: Function of the file system and the path.
         action: Verb for messages.
         first: True for the first request to a new address: without a connection it is wrong.
-        patience_s: Time after which no further attempt is made; at least six are.
+        patience_s: Time after which no further attempt is made; None: 16 s.
 
     Raises:
         UserError: The error is one that no attempt mends.
         OutageError: The last attempt failed.
     """
-    attempt, began, said_s = 1, time.monotonic(), 0.0
+    began = time.monotonic()
+    next_line_s, pause_s = 0.0, BACKOFF_S
+    limit_s = PATIENCE_S if patience_s is None else patience_s
     while True:
         try:
             return work(*on_file_system(url))
@@ -61,17 +62,15 @@ def attempts(
                 fix = "check the address, the connection and the permissions"
                 raise UserError(f"cannot {action} {url}: {reason}; {fix}") from error
             waited_s = time.monotonic() - began
-            if attempt >= ATTEMPTS and waited_s >= patience_s:
+            if waited_s + pause_s > limit_s:
                 raise OutageError(
-                    f"cannot {action} {url} after {attempt} attempts ({reason}): check the "
-                    f"connection and the file; {AGAIN}"
+                    f"cannot {action} {url} ({reason}): check the connection and the file; {AGAIN}"
                 ) from error
-        if attempt == 1 or waited_s >= said_s + LINE_S:
-            said_s = waited_s
-            limit = f"for {patience_s:.0f} s" if patience_s else f"{ATTEMPTS - 1} times more"
-            print(f"cannot {action} {url} ({reason}): trying {limit}", flush=True)
-        time.sleep(min(BACKOFF_S * 2 ** (attempt - 1), LONGEST_S))
-        attempt += 1
+        if waited_s >= next_line_s:
+            next_line_s = waited_s + LINE_S
+            print(f"cannot {action} {url} ({reason}): trying for {limit_s:.0f} s", flush=True)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_S)
 
 
 def on_file_system(url: str) -> tuple[Any, str]:
@@ -120,12 +119,6 @@ def is_missing(error: Exception) -> bool:
     """Return whether the reason of an error is that the file does not exist."""
     origin = origin_of(error)
     return isinstance(origin, NO_FILE) or http_status(origin) in MISSING
-
-
-def raise_unless_missing(error: Exception) -> None:
-    """Raise an error, unless its reason is that the file does not exist."""
-    if not is_missing(error):
-        raise error
 
 
 def reason_for(error: Exception) -> str:

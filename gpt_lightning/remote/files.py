@@ -1,4 +1,4 @@
-"""Files behind URLs: list, read whole or in parts, download, upload, delete."""
+"""Files behind URLs: list, read, fetch, upload, delete."""
 
 import contextlib
 import os
@@ -9,19 +9,9 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields, explained, file_sha256, replacement
-from gpt_lightning.remote.attempts import NO_FILE, T, attempts, raise_unless_missing
+from gpt_lightning.remote.attempts import NO_FILE, T, attempts, is_missing
 
 TRANSFERS = 3  # of a file that arrives with other bytes
-
-
-def protocols(system: Any) -> set[str]:
-    """Return the protocols of a file system of fsspec."""
-    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-
-
-def is_local(system: Any) -> bool:
-    """Return whether a file system is that of this machine, including mounted disks."""
-    return "file" in protocols(system)
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -55,8 +45,9 @@ def _if_there(url: str, work: Callable[[Any, str], T], action: str = "fetch") ->
         try:
             return work(system, path)
         except NO_FILE as error:
-            raise_unless_missing(error)
-            return None
+            if is_missing(error):
+                return None
+            raise
 
     return attempts(url, found, action)
 
@@ -65,7 +56,7 @@ def fetch_file(
     url: str,
     path: Path,
     sha256: str,
-    patience_s: float = 0.0,
+    patience_s: float | None = None,
     check: Callable[[Path], object] = bool,
 ) -> None:
     """Fetch a file, which appears at `path` complete and checked or not at all.
@@ -117,7 +108,7 @@ def upload(path: Path, url: str) -> None:
     """
 
     def put(system: Any, there: str) -> None:
-        if is_local(system):
+        if "local" in system.protocol:  # a disk, which may be shared
             with explained("write", there), replacement(Path(there)) as temporary:
                 shutil.copyfile(path, temporary)
                 sync_file(temporary)

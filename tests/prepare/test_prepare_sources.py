@@ -303,6 +303,7 @@ def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> Non
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr("gpt_lightning.remote.attempts.BACKOFF_S", 0.001)
+    monkeypatch.setattr("gpt_lightning.remote.attempts.PATIENCE_S", 1.0)
     (tmp_path / "web").mkdir()
     with serving(tmp_path / "web") as found:
         yield found

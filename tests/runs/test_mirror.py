@@ -60,7 +60,7 @@ fsspec.register_implementation("flaky", Flaky, clobber=True)
 
 @pytest.fixture(autouse=True)
 def _file_systems(monkeypatch, tmp_path):
-    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for kinds in (Flaky.store, Flaky.failing, Flaky.torn):

@@ -238,7 +238,7 @@ def test_the_items_are_downloaded_once_and_checked(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(hellaswag.platformdirs, "user_cache_path", lambda name: cache / name)
     monkeypatch.setattr(hellaswag, "URL", f"file://{source}")
-    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.0)
     with pytest.raises(UserError, match=r"cannot fetch its items \(.*argument file"):
         published_items()
     monkeypatch.setattr(hellaswag, "SHA256", file_sha256(source))
