@@ -469,7 +469,8 @@ def with_named(path: Path, keys: Sequence[str], above: Sequence[Path] = ()) -> l
     settings = read_config(path, keys)
     named = settings.get("config", [])
     names = [named] if isinstance(named, str) else named
-    if "config+" in settings or not isinstance(names, list):
+    others = [name for name in settings if f"{name}".startswith(("config+", "config."))]
+    if others or not isinstance(names, list):
         raise UserError(f"{where} is not a name: give a configuration, or a list of them")
     found = list[Path]()
     for name in names:
@@ -539,8 +540,15 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> Fields:
                 )
             if any(f"{name}".startswith(f"{other}.") for other in section):  # one would be lost
                 raise UserError(f"{where}: {key} is beside its section: move it into the section")
+            if keys and not below and key not in keys and is_hollow(value):
+                raise UserError(f"{where}: unknown key {key!r}{nearest(key, keys)}")
             sections += [(f"{key}.", value)] if below else []
     return settings
+
+
+def is_hollow(value: Any) -> bool:
+    """Return whether a value is a section without any value, which jsonargparse leaves out."""
+    return isinstance(value, dict) and all(map(is_hollow, value.values()))
 
 
 def configs() -> None:

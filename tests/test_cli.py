@@ -395,6 +395,11 @@ def test_a_configuration_overrides_those_that_it_names(workdir, capsys):
         ("config: 3", "mine.yaml: config is not a name"),
         ("config: null", "mine.yaml: config is not a name"),
         ("config+: tiny.yaml", "mine.yaml: config is not a name"),
+        ("config.file: tiny.yaml", "mine.yaml: config is not a name"),
+        ("base: {}", "mine.yaml: unknown key 'base'"),
+        ("base: {model: {}}", "mine.yaml: unknown key 'base'"),
+        ("data: {base: {}}", "mine.yaml: unknown key 'data.base'"),
+        ("model: {config: {n_layr: {}}}", "mine.yaml: unknown key 'model.config.n_layr': did you"),
         ("config: wrong.yaml", "unknown key 'trainer.max_step': did you mean 'trainer.max_steps'"),
     ],
 )
