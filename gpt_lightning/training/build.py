@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import Tensor, nn
+from torch import nn
 
 from gpt_lightning.data.loader import limited
 from gpt_lightning.errors import UserError
@@ -55,6 +55,15 @@ def check_run(module: "GPTModule", trainer: Trainer) -> None:
         compilation.check_cuda_graphs()
     if not (module.automatic_optimization or module.overrides("training_step")):
         raise UserError("automatic_optimization is False: write a training_step, too")
+
+
+def check_behaviours(module: "GPTModule") -> None:
+    """Raise a UserError if a subclass's configure_callbacks has replaced ours."""
+    if not steps.find_callback(module.trainer, StopBetweenSteps):
+        raise UserError(
+            f"configure_callbacks of {type(module).__name__} leaves out what each run does: return "
+            "[*super().configure_callbacks(), ...]"
+        )
 
 
 def check_decay(settings: Settings, trainer: Trainer) -> None:
@@ -299,12 +308,3 @@ def last_step(trainer: Trainer) -> int:
     if trainer.ckpt_path:  # Lightning would set up the loader without its saved position
         raise UserError("the last step of a resumed run is unknown: set model.decay_steps")
     return int(trainer.estimated_stepping_batches)
-
-
-def check_loss(module: "GPTModule", loss: Tensor) -> None:
-    """Raise a UserError for a loss of a subclass's training_step that cannot be trained."""
-    if not loss.requires_grad or loss.numel() != 1:
-        raise UserError(
-            f"{type(module).__name__}.training_step returns a loss of shape {tuple(loss.shape)} "
-            f"and requires_grad {loss.requires_grad}; expected a scalar of trained parameters"
-        )

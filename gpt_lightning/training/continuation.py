@@ -24,6 +24,15 @@ TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names o
 FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
 
 
+def hyperparameters(module: "GPTModule") -> Fields:
+    """Return a module's arguments as plain values: `GPTModule(**hyperparameters)` is this module.
+
+    Without `init_from`, whose weights are in the checkpoint.
+    """
+    own = {"network": module.network.record()} if module.network else {}
+    return RunRecord(config=module.config, settings=module.settings).hyperparameters() | own
+
+
 def record_of(module: "GPTModule") -> RunRecord:
     """Return the description of a module's run that its checkpoints hold."""
     trainer = module.trainer

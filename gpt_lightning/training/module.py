@@ -1,6 +1,5 @@
 """LightningModule that trains a GPT-2: build, train, evaluate, optimize, save."""
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
@@ -17,15 +16,10 @@ from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.model.network import Network, check_tokens
-from gpt_lightning.runs.checkpoint import RunRecord
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import build, continuation, evaluation, optim, optimizers, steps
-from gpt_lightning.training.behaviours.begin import BeginTraining
-from gpt_lightning.training.behaviours.evaluated import EvaluatedPart, LastLoss
+from gpt_lightning.training import build, continuation, evaluation, optimizers, steps, update
+from gpt_lightning.training.behaviours import of_every_run
 from gpt_lightning.training.behaviours.non_finite import NonFiniteGuard
-from gpt_lightning.training.behaviours.process import MatmulPrecision, TrimMemory
-from gpt_lightning.training.behaviours.step_seeds import StepSeeds
-from gpt_lightning.training.behaviours.stop_between_steps import StopBetweenSteps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.metrics import LoaderLosses, StepLoss
 from gpt_lightning.training.schedule import Schedule
@@ -99,8 +93,7 @@ class GPTModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return what a run does beside the model's own work; a subclass adds to super()'s."""
-        behaviours = [BeginTraining(), StepSeeds(), MatmulPrecision(), TrimMemory()]
-        return [*behaviours, self.guard, EvaluatedPart(), LastLoss(), StopBetweenSteps()]
+        return of_every_run(self.guard)
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -124,7 +117,7 @@ class GPTModule(LightningModule):
 
     @property
     def attached_trainer(self) -> Trainer | None:
-        """Trainer of this module; None after load_from_checkpoint."""
+        """Trainer of this module; None in and after load_from_checkpoint."""
         return self._trainer
 
     @property
@@ -143,6 +136,9 @@ class GPTModule(LightningModule):
             check_tokens("targets", idx if targets is None else targets.clamp(min=0), self.config)
             raise
 
+    def on_fit_start(self) -> None:
+        build.check_behaviours(self)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self(*tokens_and_targets(batch))
         self._loss = loss.detach()
@@ -155,12 +151,7 @@ class GPTModule(LightningModule):
 
     def on_before_backward(self, loss: Tensor) -> None:
         # here, not in training_step: a subclass's may return a loss of its own, or none
-        build.check_loss(self, loss)
-        if self._loss is None:
-            scaler: Any = getattr(self.trainer.precision_plugin, "scaler", None)
-            scale = scaler.get_scale() if scaler else 1.0
-            self._loss = loss.detach() * (self.trainer.accumulate_grad_batches / scale)
-        self.train_loss.update(self._loss)
+        self.train_loss.update(update.micro_batch_loss(self, loss, self._loss))
         self._loss = None
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -171,12 +162,7 @@ class GPTModule(LightningModule):
         if steps.at_log_step(self.trainer, self.global_step + 1) and optimizer.param_groups:
             # self.log in training_step would log the last micro-batch of a step (PL#14301)
             self.log("train/loss", self.last_loss, sync_dist=True)
-            rate = optimizer.param_groups[0]["lr"]
-            if self.schedule:
-                if self.settings.optimizer == "muon":
-                    self.log("optim/lr_muon", rate)
-                rate = self.settings.learning_rate * self.schedule.share
-            self.log("optim/lr", rate)
+            self.log_dict(update.logged_rates(self, optimizer))
 
     def configure_gradient_clipping(
         self,
@@ -186,16 +172,7 @@ class GPTModule(LightningModule):
     ) -> None:
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
-        by_value = gradient_clip_algorithm == "value"
-        ours = getattr(optimizer, "optimizer", optimizer)  # Lightning may wrap it
-        limit = None if by_value else gradient_clip_val
-        norm = optim.clip_gradients(self.parameters(), limit, ours).to(self.device)
-        loss = norm if self.last_loss is None else self.last_loss.to(norm)
-        # a GradScaler skips the step and lowers the scale
-        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
-            self.guard.watch(ours, loss, norm, self.global_step + 1)
-        if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
-            nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        norm = update.clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm == "value")
         if steps.at_log_step(self.trainer, self.global_step + 1):
             self.guard.check()
             self.log("optim/grad_norm", norm)
@@ -239,17 +216,9 @@ class GPTModule(LightningModule):
     # ---- optimize ------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self.build_optimizer()
+        optimizer = update.build_optimizer(self)
         schedule = Schedule(optimizer, self.settings, build.decay_steps(self))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def build_optimizer(self) -> Optimizer:
-        """Return the optimizer of the settings, whose groups have their peaks of the rate."""
-        if not any(parameter.requires_grad for parameter in self.model.parameters()):
-            way_out = ": shorten model.freeze" if self.settings.freeze else ""
-            raise UserError(f"{type(self.model).__name__} has no parameter to train{way_out}")
-        fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
-        return optimizers.load(self.settings).build(self.model, self.settings, fused)
 
     @property
     def schedule(self) -> Schedule | None:
@@ -266,9 +235,7 @@ class GPTModule(LightningModule):
 
     @learning_rate.setter
     def learning_rate(self, peak: float) -> None:
-        old: Any = self.settings
-        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
-        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
+        self.settings = update.with_peak(self.settings, peak)
 
     # ---- save ----------------------------------------------------------------------------------
 
@@ -276,14 +243,6 @@ class GPTModule(LightningModule):
     def load_from_checkpoint(cls, *args: Any, network: Any = None, **kwargs: Any) -> Self:
         """Return the module of a checkpoint; only a network that is given is imported."""
         return super().load_from_checkpoint(*args, network=network, **kwargs)
-
-    def hyperparameters(self) -> Fields:
-        """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
-
-        Without `init_from`, whose weights are in the checkpoint.
-        """
-        own = {"network": self.network.record()} if self.network else {}
-        return RunRecord(config=self.config, settings=self.settings).hyperparameters() | own
 
     def on_save_checkpoint(self, checkpoint: Fields) -> None:
         self.guard.check()  # no checkpoint of steps that were skipped

@@ -291,6 +291,29 @@ def test_another_batch_of_tokens_is_one_line(batch, line):
         stock().fit(GPTModule(config, schedule="constant"), loader(batch))
 
 
+class Watching(GPTModule):
+    def configure_callbacks(self):
+        return [*super().configure_callbacks(), L.pytorch.callbacks.LearningRateMonitor()]
+
+
+class Forgetting(GPTModule):
+    def configure_callbacks(self):
+        return [L.pytorch.callbacks.LearningRateMonitor()]
+
+
+def test_a_subclass_adds_callbacks_and_cannot_lose_ours(own_folder):
+    logger = CSVLogger(".", flush_logs_every_n_steps=1)
+    stock(logger=logger).fit(Watching(CONFIG, learning_rate=0.1), loader(TOKENS))
+    rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
+    ours, theirs = (
+        [float(row[name]) for row in rows if row[name]] for name in ("optim/lr", "lr-AdamW/pg1")
+    )
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert len(ours) == 2
+    with pytest.raises(UserError, match=r"Forgetting leaves out .* return \[\*super\(\)"):
+        stock(logger=logger).fit(Forgetting(CONFIG), loader(TOKENS))
+
+
 def test_several_training_loaders_are_no_pair():
     with pytest.raises(UserError, match="there are several training loaders: give one"):
         stock().fit(GPTModule(CONFIG), [loader(TOKENS), loader(TOKENS)])

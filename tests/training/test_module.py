@@ -15,6 +15,7 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import schedule
 from gpt_lightning.training.behaviours import process
+from gpt_lightning.training.continuation import hyperparameters
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.schedule import share_of_peak
@@ -153,10 +154,10 @@ def test_a_checkpoint_is_the_whole_module(text_file, tmp_path):
     path = tmp_path / "a.ckpt"
     trainer.save_checkpoint(path)
     again = GPTModule.load_from_checkpoint(path, weights_only=True)
-    assert again.hyperparameters() == module.hyperparameters()
+    assert hyperparameters(again) == hyperparameters(module)
     names = {field.name for field in dataclasses.fields(Settings)}
-    assert module.hyperparameters().keys() == {"config"} | names
-    assert module.hyperparameters()["betas"] == [0.9, 0.95]  # as in checkpoints before Settings
+    assert hyperparameters(module).keys() == {"config"} | names
+    assert hyperparameters(module)["betas"] == [0.9, 0.95]  # as in checkpoints before Settings
     assert again.config == dataclasses.replace(TINY, vocab_size=trainer.datamodule.vocab_size)
     assert same(again, module)
 

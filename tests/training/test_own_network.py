@@ -19,6 +19,7 @@ from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, count_flops
 from gpt_lightning.training import build
+from gpt_lightning.training.continuation import hyperparameters
 
 OWN = """
 from torch import nn
@@ -170,7 +171,7 @@ def test_a_file_that_names_a_network_as_an_argument_imports_nothing(tmp_path):
     module.configure_model()
     content = {
         "state_dict": module.state_dict(),
-        "hyper_parameters": module.hyperparameters() | {"network": "antigravity.MyGPT"},
+        "hyper_parameters": hyperparameters(module) | {"network": "antigravity.MyGPT"},
         "pytorch-lightning_version": "2.5.0",
     }
     torch.save(content, tmp_path / "bad.ckpt")

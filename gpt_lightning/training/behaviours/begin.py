@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.steps import find_callback
+from gpt_lightning.training.update import build_optimizer
 
 
 class BeginTraining(Callback):
@@ -20,7 +21,7 @@ class BeginTraining(Callback):
         pl_module.last_loss = None
         if not pl_module.schedule:
             return
-        groups = pl_module.build_optimizer().param_groups
+        groups = build_optimizer(pl_module).param_groups
         pl_module.schedule.begin(groups, trainer.global_step)
         if find_callback(trainer, BaseFinetuning):  # a resume forgets what it has unfrozen
             for group in trainer.optimizers[0].param_groups:

@@ -25,6 +25,7 @@ from gpt_lightning.training import build, steps
 from gpt_lightning.training.behaviours.step_seeds import run_seed
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
+from gpt_lightning.training.continuation import hyperparameters
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, run_folder, total_steps
@@ -210,10 +211,10 @@ def none_due(trainer: Trainer) -> str:
 def run_hyperparameters(trainer: Trainer, module: GPTModule) -> Fields:
     """Return the arguments by which TensorBoard compares runs: the module's and the step's."""
     data: Any = token_data(trainer)
-    hyperparameters = module.hyperparameters()
+    arguments = hyperparameters(module)
     return {
-        **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},
-        **hyperparameters,
+        **{f"model/{key}": value for key, value in arguments.pop("config").items()},
+        **arguments,
         "precision": str(trainer.precision),
         "attention_kernel": module.attention_kernel,
         "batch_size": data.settings.batch_size,
