@@ -249,31 +249,26 @@ def _make(job: Job, inputs: Sequence[Input], name: str, new: Path) -> Manifest:
     tokenizer = tokenizer_of(job)
     write_extras(new, tokenizer, settings)
     parts = _make_units(job, units)
-    found = {
-        split: [
-            (job.place(unit), shard)
-            for unit, part in zip(units, parts, strict=True)
-            for shard in part.splits.get(split, ())
-        ]
-        for split in SPLITS
-    }
+    found = [
+        (split, job.place(unit), shard)
+        for unit, part in zip(units, parts, strict=True)
+        for split, shards in part.splits.items()
+        for shard in shards
+    ]
+    splits: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     if FORMATS[settings.format].is_one_file:
         pieces = (
             (split, 0, tokens)
-            for split, shards in found.items()
-            for folder, shard in shards
+            for split, folder, shard in found
             for tokens in token_pieces(folder, shard, parts[0].dtype)
         )
-        splits = write_shards(new, tokenizer, settings, pieces).splits
+        whole = write_shards(new, tokenizer, settings, pieces)
+        splits |= {split: list(shards) for split, shards in whole.splits.items()}
     else:
-        splits = {
-            split: tuple(
-                _placed(folder, shard, new / file_name(settings.format, split, index))
-                for index, (folder, shard) in enumerate(shards)
-            )
-            for split, shards in found.items()
-            if shards
-        }
+        for split, folder, shard in found:
+            name = file_name(settings.format, split, len(splits[split]))
+            os.replace(folder / shard.file, new / name)
+            splits[split].append(replace(shard, file=name))
     digest = hashlib.sha256()
     counts = Counter[str]()
     text_bytes = Counter[str]()
@@ -286,15 +281,9 @@ def _make(job: Job, inputs: Sequence[Input], name: str, new: Path) -> Manifest:
         tokenizer=tokenizer.spec(),
         source=TextOrigin(name, text_bytes.total(), digest.hexdigest()),
         settings=settings.of_documents() | counts,
-        splits=splits,
-        text_bytes={split: text_bytes[split] for split in splits},
+        splits={split: tuple(shards) for split, shards in splits.items() if shards},
+        text_bytes={split: text_bytes[split] for split in SPLITS if splits[split]},
     )
-
-
-def _placed(folder: Path, shard: Shard, path: Path) -> Shard:
-    """Move a shard, and return it under its new name."""
-    os.replace(folder / shard.file, path)
-    return replace(shard, file=path.name)
 
 
 def _make_units(job: Job, units: Sequence[Unit]) -> list[Manifest]:

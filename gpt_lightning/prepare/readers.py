@@ -107,20 +107,18 @@ class Reader:
                 yield from _parquet_rows(file, entry, field)
             elif entry.kind in ("csv", "tsv"):
                 yield from _table_rows(file, entry, field)
-            elif entry.kind == "packed":
-                yield from _json_rows(_unpacked(file), entry.label, field)
             else:
-                lines = _lines_between(file, entry.start, entry.stop)
-                yield from _json_rows(lines, "" if entry.start else entry.label, field)
+                lines = _unpacked(file) if entry.kind == "packed" else _lines(file, entry)
+                yield from _json_rows(lines, entry.label, field)
 
 
 # ---- JSON lines ----------------------------------------------------------------------------------
 
 
 def _json_rows(lines: Iterable[bytes], label: str, field: str) -> Rows:
-    """Yield the fields of lines; a label if they are the first ones of a file."""
+    """Yield the fields of the objects in lines."""
     for number, line in enumerate(lines, 1):
-        if label and number == 1:
+        if number == 1:
             check_begin(line, label)
         if line.strip():
             yield partial(_field, line.strip(), field), number
@@ -132,17 +130,16 @@ def _field(line: bytes, field: str) -> object:
     return found[field] if isinstance(found, dict) and field in found else found
 
 
-def _lines_between(file: BinaryIO, start: int, stop: int | None) -> Iterator[bytes]:
-    """Yield the lines that begin between two offsets."""
-    if start:
-        file.seek(start - 1)  # if that byte is a newline, a line begins at `start`
-        while file.tell() < (stop or 0) and not file.readline(CHUNK_BYTES).endswith(b"\n"):
-            pass  # a line may have many gigabytes
-    while stop is None or file.tell() < stop:
-        line = file.readline()
-        if not line:
+def _lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
+    """Yield the lines that begin in a part of a file."""
+    begin = max(entry.start - 1, 0)  # if that byte is a newline, a line begins at `start`
+    file.seek(begin)
+    for line in file:
+        if entry.stop is not None and begin >= entry.stop:
             return
-        yield line
+        if begin >= entry.start:
+            yield line
+        begin += len(line)
 
 
 def _unpacked(file: BinaryIO) -> Iterable[bytes]:

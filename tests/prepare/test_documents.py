@@ -87,8 +87,9 @@ def test_units_tile_the_inputs(tmp_path, monkeypatch, unit_bytes):
 
 
 def texts_of(parts: Iterable[Input]) -> Iterator[str]:
+    settings = Settings("gpt2")
     for part in parts:
-        yield from Reader(part, Path(part.path).parent, Settings("gpt2")).texts()
+        yield from Reader(part, Path(part.path).parent, settings).texts()
 
 
 def one_unit(path: Path) -> Unit:
@@ -269,7 +270,7 @@ def interrupt(source: Path, out: Path, **settings: Any) -> None:
         raise UserError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_placed", fail)
+        patch.setattr(documents, "file_name", fail)
         with pytest.raises(UserError, match="enough"):
             prepare(str(source), out=str(out), workers=1, **settings)
 
@@ -485,8 +486,8 @@ def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
 def test_two_at_once(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
-    late = "real = documents._placed\n"
-    late += "documents._placed = lambda *given: time.sleep(0.3) or real(*given)"
+    late = "real = documents.file_name\n"
+    late += "documents.file_name = lambda *given: time.sleep(0.3) or real(*given)"
     both = [start(source, out, late) for _ in range(2)]
     said = [process.communicate(timeout=30)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
