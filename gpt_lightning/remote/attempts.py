@@ -15,7 +15,7 @@ AGAIN = "run the same command again: `prepare` continues, and `fit` with --resum
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
 MISSING = 404, 410
 NO_FILE = FileNotFoundError, NotADirectoryError
-DISK_FULL = errno.ENOSPC, errno.EDQUOT
+DISK_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 PERMANENT = (
     *NO_FILE,
     IsADirectoryError,
@@ -47,6 +47,7 @@ def attempts(
     Raises:
         UserError: The error is one that no attempt mends.
         OutageError: The last attempt failed.
+        OSError: A disk of this machine is full.
     """
     began = time.monotonic()
     next_line_s, pause_s = 0.0, BACKOFF_S
@@ -57,6 +58,8 @@ def attempts(
         except UserError:
             raise
         except Exception as error:  # each file system has its own for lost connections
+            if getattr(error, "errno", None) in DISK_FULL:
+                raise
             reason = reason_for(error)
             if not is_passing(error, first):
                 fix = "check the address, the connection and the permissions"
@@ -110,8 +113,6 @@ def is_passing(error: Exception, first: bool = False) -> bool:
     origin = origin_of(error)
     if (status := http_status(origin)) is not None:
         return status in BUSY or status >= 500
-    if getattr(origin, "errno", None) in DISK_FULL:
-        return False
     return not isinstance(origin, (*PERMANENT, *([OSError] if first else [])))
 
 

@@ -69,14 +69,13 @@ def fetch_file(
         check: Function that raises a UserError for a copy that is not the expected one.
 
     Raises:
-        UserError: All attempts failed, or another file came each time.
-        OSError: The file cannot be written.
+        UserError: All attempts failed, another file came each time, or it cannot be written.
     """
 
     def get(system: Any, there: str) -> None:
         system.get_file(there, str(temporary))
 
-    with replacement(path) as temporary:
+    with explained("write", path), replacement(path) as temporary:
         for _ in range(TRANSFERS):  # bytes may be damaged on their way
             attempts(url, get, patience_s=patience_s)
             found = file_sha256(temporary)

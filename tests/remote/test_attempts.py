@@ -1,6 +1,5 @@
 """Attempts at addresses: pauses, and the one classification of errors."""
 
-import errno
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,6 @@ def behind(cause: Exception) -> Exception:
     [
         (ConnectionResetError("reset  by\npeer"), False, 6, "reset"),
         (TimeoutError(), False, 6, "TimeoutError"),
-        (OSError(errno.ENOSPC, "disk full"), False, 1, "disk full"),
         (Answer(503), False, 6, "answer 503"),
         (Answer(503), True, 6, "answer 503"),
         (Answer(429), False, 6, "answer 429"),

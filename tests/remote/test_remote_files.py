@@ -71,3 +71,17 @@ def test_a_file_that_stays_wrong_never_appears(memory, tmp_path):
     assert list(tmp_path.iterdir()) == []
     files.fetch_file("memory://a/x", tmp_path / "x", "")
     assert (tmp_path / "x").read_bytes() == b"content"
+
+
+def test_a_full_disk_is_not_waited_for(memory, monkeypatch, tmp_path):
+    monkeypatch.setattr(attempts, "PATIENCE_S", 600.0)
+    memory.pipe_file("/a/x", b"content")
+
+    def full(self, there, path, **kwargs):
+        Path(path).write_bytes(b"con")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", full)
+    with pytest.raises(UserError, match=r"cannot write .*/x: No space left on device; check the "):
+        files.fetch_file("memory://a/x", tmp_path / "x", "")
+    assert list(tmp_path.iterdir()) == []
