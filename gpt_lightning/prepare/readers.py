@@ -196,15 +196,17 @@ def _cell(cell: str | None) -> str | None:
 
 
 def _parquet_rows(file: BinaryIO, entry: Input, field: str) -> Rows:
-    table = optional("pyarrow.parquet", "data").ParquetFile(file)
+    parquet = optional("pyarrow.parquet", "data")
+    # else Arrow reads whole row groups, and keeps them
+    table = parquet.ParquetFile(file, buffer_size=CHUNK_BYTES, pre_buffer=False)
     _check_column(field, table.schema_arrow.names, entry.label)
     groups = range(table.num_row_groups)
     number = sum(table.metadata.row_group(group).num_rows for group in groups[: entry.start])
-    for group in groups[entry.start : entry.stop]:  # several at once would stay in memory
-        for batch in table.iter_batches(BATCH_ROWS, [group], [field]):
-            for cell in batch.column(field):
-                number += 1
-                yield cell.as_py, number
+    own = list(groups[entry.start : entry.stop])
+    for batch in table.iter_batches(BATCH_ROWS, own, [field]):
+        for cell in batch.column(field):
+            number += 1
+            yield cell.as_py, number
 
 
 def group_sizes(entry: Input) -> list[int]:
