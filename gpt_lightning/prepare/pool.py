@@ -18,15 +18,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 def run_all(function: Callable[[T], R], units: Sequence[T], settings: Settings) -> Iterator[R]:
     """Run a pure, picklable function on all units; yield the results in order.
 
     Raises:
         UserError: The function raised it, a worker was killed, or there is no Ray.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    workers = min(settings.workers or cores, len(units))
+    workers = min(settings.workers or cores(), len(units))
     if settings.executor == "ray":
         yield from _on_ray(function, units)
     elif workers <= 1:

@@ -4,10 +4,12 @@ PyTorch's fully_shard through Lightning's ModelParallelStrategy. A block's weigh
 before its forward and its backward, and its gradients are averaged into the shards.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from torch.optim import Optimizer
 
 from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.prepare.pool import cores
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -37,6 +40,8 @@ class ShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         self._tensor_parallel_size = 1
+        if "OMP_NUM_THREADS" not in os.environ:  # Lightning sets it in the ranks of ddp alone
+            torch.set_num_threads(max(1, cores() // self.num_processes))
         super().setup_environment()
 
     def on_train_start(self) -> None:

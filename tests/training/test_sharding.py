@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks import run_commands, run_ranks
 from tiny_fit import rows
 
 from gpt_lightning.cli import main
+from gpt_lightning.training import sharding
 
 CONFIG = """
 trainer:
@@ -143,3 +145,18 @@ def test_mixed_precision_in_shards(folder):
     fit_ranks(2, fit("copies", 2, COPIES, *mixed), fit("shards", 2, SHARDED, *mixed))
     assert_equal_states("copies", "shards", 0.0)
     assert {w.dtype for w in checkpoint("shards")["state_dict"].values()} == {torch.float32}
+
+
+def test_each_rank_has_its_share_of_the_cores(monkeypatch):
+    """Another number of threads sums in another order, so that weights would not equal ddp's."""
+    found = []
+    monkeypatch.setattr(ModelParallelStrategy, "setup_environment", lambda strategy: None)
+    monkeypatch.setattr(sharding, "cores", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    strategy = sharding.ShardedStrategy()
+    strategy.parallel_devices = 2 * [torch.device("cpu")]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    strategy.setup_environment()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    strategy.setup_environment()
+    assert found == [4]
