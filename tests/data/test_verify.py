@@ -8,7 +8,8 @@ import pytest
 from prepared import random_tokens, write_dataset
 
 from gpt_lightning.cli import main
-from gpt_lightning.data.dataset import verify
+from gpt_lightning.data.dataset import load_manifest, verify
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
 VOCAB = 500
@@ -35,6 +36,18 @@ def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
     verify(dataset)
     said = "is whole: 3 shards, 5,001 tokens, all below the vocabulary of 500"
     assert said in capsys.readouterr().out
+
+
+def test_the_first_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, [np.array([0, 1, 2, VOCAB - 1] * 4, np.uint16)], VOCAB)
+    stream = TokenStream(folder, load_manifest(folder), "train")
+    assert stream.windows(np.array([12]), 4)[0, 3] == VOCAB - 1
+    with open(folder / "train-00000.npy", "r+b") as file:  # while a run reads it
+        file.seek(-2, 2)
+        file.write(VOCAB.to_bytes(2, "little"))
+    with pytest.raises(UserError, match=f"holds token {VOCAB}"):
+        stream.windows(np.array([12]), 4)
+    assert f"tokens below the vocabulary of {VOCAB}" in complaint(folder)
 
 
 @pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2
@@ -115,7 +128,8 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from gpt_lightning.data.dataset import verify
+from gpt_lightning.data.dataset import load_manifest, verify
+from gpt_lightning.data.shards import TokenStream
 resource.setrlimit(resource.RLIMIT_DATA, (2**28, {resource.RLIM_INFINITY}))
 verify(Path({str(tmp_path)!r}))
 """

@@ -1,5 +1,7 @@
 import dataclasses
+import itertools
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -14,7 +16,8 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import schedule
-from gpt_lightning.training.behaviours import process
+from gpt_lightning.training.behaviours import process, step_seeds
+from gpt_lightning.training.behaviours.step_seeds import StepSeeds
 from gpt_lightning.training.continuation import hyperparameters
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
@@ -414,3 +417,15 @@ def test_gradients_are_views_of_the_buckets_of_ddp():
     plain = DDPStrategy(gradient_as_bucket_view=False)
     trainer = Trainer(accelerator="cpu", devices=2, strategy=plain, logger=False)
     assert trainer.strategy._ddp_kwargs == {"gradient_as_bucket_view": False}
+
+
+def test_each_micro_batch_of_each_rank_drops_other_activations(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(step_seeds, "seed_device", lambda device, seed: seeds.append(seed))
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    for place in itertools.product((0, 1), repeat=4):
+        seed, step, micro_batch, rank = place
+        trainer = SimpleNamespace(global_step=step, global_rank=rank)
+        module = SimpleNamespace(device=torch.device("cpu"), seed=seed, micro_batches=micro_batch)
+        StepSeeds().on_train_batch_start(trainer, module)
+    assert len(set(seeds)) == 16
