@@ -14,7 +14,7 @@ from gpt_lightning.cli import COMMANDS
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import CASES, REPORTS
 from gpt_lightning.training.fit import training_parser
-from gpt_lightning.training.steps import check_accumulation
+from gpt_lightning.training.step_shape import check_accumulation
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

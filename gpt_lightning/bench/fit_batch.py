@@ -39,7 +39,7 @@ from gpt_lightning.tables.rows import (
     Whole,
 )
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.steps import LESS_MEMORY, largest_divisor, options_for
+from gpt_lightning.training.step_shape import LESS_MEMORY, largest_divisor, options_for
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 

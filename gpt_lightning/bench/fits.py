@@ -20,7 +20,7 @@ from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.command import quiet_lightning
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, accumulation
+from gpt_lightning.training.step_shape import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 
 TRAINING_ALONE = yaml_beside(__file__)  # arguments of a Trainer that does nothing else

@@ -57,7 +57,7 @@ from gpt_lightning.tables.rows import (
     write_report,
 )
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.steps import StepShape, options_for
+from gpt_lightning.training.step_shape import StepShape, options_for
 
 MODELS = ("ours", "hf", "hf-compiled")
 TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch

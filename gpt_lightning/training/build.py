@@ -19,7 +19,7 @@ from gpt_lightning.model.fast import compilation
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, count_flops, has_our_forward
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import steps
+from gpt_lightning.training import run_state
 from gpt_lightning.training.behaviours.stop_between_steps import StopBetweenSteps
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.sharding import shard
@@ -59,7 +59,7 @@ def check_run(module: "GPTModule", trainer: Trainer) -> None:
 
 def check_behaviours(module: "GPTModule") -> None:
     """Raise a UserError if a subclass's configure_callbacks has replaced ours."""
-    if not steps.find_callback(module.trainer, StopBetweenSteps):
+    if not run_state.find_callback(module.trainer, StopBetweenSteps):
         raise UserError(
             f"configure_callbacks of {type(module).__name__} leaves out what each run does: return "
             "[*super().configure_callbacks(), ...]"
@@ -84,7 +84,7 @@ def check_device(config: GPTConfig, trainer: Trainer) -> None:
     """Check that the strategy, the device and the precision can train a GPT."""
     strategy = trainer.strategy
     device = strategy.root_device.type
-    if not (steps.is_sharded(trainer) or isinstance(strategy, WHOLE)):
+    if not (run_state.is_sharded(trainer) or isinstance(strategy, WHOLE)):
         raise UserError(f"{type(strategy).__name__} cannot train a GPTModule: use ddp or fsdp2")
     if device == "mps" and config.checkpointing and config.dropout:
         raise UserError(  # PyTorch restores no seed there (pytorch#127676)
@@ -139,14 +139,14 @@ def prepare_model(module: "GPTModule", trainer: Trainer) -> None:
     """Compile and shard a module's model for a Trainer, and find its attention kernel."""
     model = module.model
     device = trainer.strategy.root_device.type
-    fitting = steps.is_fitting(trainer)
+    fitting = run_state.is_fitting(trainer)
     # after all callbacks that may ask for a stop
     cast(Any, trainer).callbacks.sort(key=lambda each: isinstance(each, StopBetweenSteps))
     if fitting and module.network:
         check_network(module.network, model, module.config, module.settings, trainer)
     if trainer.precision == "64-true":
         model.double()  # callbacks may call this before Lightning restores weights
-    sharded = steps.is_sharded(trainer)
+    sharded = run_state.is_sharded(trainer)
     if compiles(module)[0] and not compilation.is_compiled(model):
         scope = "block" if sharded else module.settings.compile_scope
         compilation.compile_in_place(model, device, scope, module.settings.pad_head)
@@ -186,7 +186,7 @@ def check_network(
     ours, same_loss = isinstance(model, GPT), has_our_forward(model)
     for key, is_set, possible in (
         ("model.compile_scope block", settings.compile_scope == "block", same_loss),
-        ("trainer.strategy fsdp2", steps.is_sharded(trainer), same_loss),
+        ("trainer.strategy fsdp2", run_state.is_sharded(trainer), same_loss),
         ("model.config.loss_chunk", config.loss_chunk is not None, same_loss),
         ("model.pad_head true", settings.pad_head is True, ours),
         ("model.optimizer muon", settings.optimizer == "muon", ours),
@@ -280,7 +280,7 @@ def decay_steps(module: "GPTModule") -> int:
     """Return the optimizer step at which the decay of the rate ends; 0 if nothing decays."""
     settings = module.settings
     constant = settings.schedule == "constant" or module.overrides("configure_optimizers")
-    if constant or not steps.is_fitting(module.trainer):
+    if constant or not run_state.is_fitting(module.trainer):
         return 0
     return last_step(module.trainer) if settings.decay_steps is None else settings.decay_steps
 
@@ -304,7 +304,7 @@ def last_step(trainer: Trainer) -> int:
     if data is not None and data.makes("train"):
         batches = limited(len(data.reader.train_loader), trainer.limit_train_batches)
     if not epochs or not math.isinf(batches):
-        return steps.total_steps(trainer, batches)
+        return run_state.total_steps(trainer, batches)
     if trainer.ckpt_path:  # Lightning would set up the loader without its saved position
         raise UserError("the last step of a resumed run is unknown: set model.decay_steps")
     return int(trainer.estimated_stepping_batches)

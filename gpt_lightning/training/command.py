@@ -37,8 +37,9 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, run_folders
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings
-from gpt_lightning.training import ranks, steps
+from gpt_lightning.training import ranks, run_state, step_shape
 from gpt_lightning.training import trainer as ours
+from gpt_lightning.training.between_steps import with_hook
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import write_text
@@ -82,16 +83,16 @@ class SaveConfig(SaveConfigCallback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not self.text:
             self.text = self.parser.dump(self.config, skip_none=False)
-            if folder := steps.run_folder(trainer):
+            if folder := run_state.run_folder(trainer):
                 write_atomic(folder / self.config_filename, self.text.encode())
 
     on_validation_start = on_predict_start = on_test_start
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_test_start(trainer, pl_module)
-        speed = steps.find_callback(trainer, SpeedMonitor)
+        speed = run_state.find_callback(trainer, SpeedMonitor)
         if speed and speed.timeline:
-            banner = steps.find_callback(trainer, RunReport)
+            banner = run_state.find_callback(trainer, RunReport)
             device = trainer.strategy.root_device
             facts = (banner.facts if banner else {}) | machine_record(self.argv, device)
             facts["devices"] = str(trainer.world_size)
@@ -385,7 +386,7 @@ class TrainingCLI(LightningCLI):
         data, run = self.datamodule, cast(Any, self.trainer)
         check_monitors(run.callbacks, run.log_every_n_steps > 0, self.model, data)
         if not data.makes("train"):
-            data.train_dataloader = partial(steps.with_hook, data.train_dataloader, self.trainer)
+            data.train_dataloader = partial(with_hook, data.train_dataloader, self.trainer)
         for logger in self.trainer.loggers:
             continue_logger(logger, self.resume_step)
         if self.model.settings.optimizer == "muon":
@@ -423,7 +424,7 @@ class TrainingCLI(LightningCLI):
                 ) from error
             if not errors.is_out_of_memory(error):
                 raise
-            line = steps.out_of_memory_line(subcommand, self.model, self.datamodule)
+            line = step_shape.out_of_memory_line(subcommand, self.model, self.datamodule)
             raise errors.MemoryExhaustedError(line) from error
 
 

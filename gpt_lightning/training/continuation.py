@@ -12,10 +12,10 @@ from gpt_lightning.model.network import missing_network
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
-from gpt_lightning.training import build, steps
+from gpt_lightning.training import build, run_state
 from gpt_lightning.training.behaviours.step_seeds import run_seed
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import is_fitting, set_logged_steps
+from gpt_lightning.training.run_state import is_fitting, set_logged_steps
 
 if TYPE_CHECKING:
     from gpt_lightning.training.module import GPTModule
@@ -37,14 +37,14 @@ def record_of(module: "GPTModule") -> RunRecord:
     """Return the description of a module's run that its checkpoints hold."""
     trainer = module.trainer
     data = token_data(trainer)
-    logger = steps.run_logger(trainer)
+    logger = run_state.run_logger(trainer)
     return RunRecord(
         config=module.config,
         settings=module.settings,
         network=module.network.record() if module.network else None,
         run_identity=run_identity(trainer, run_seed(module), build.decay_steps(module)),
         environment=environment(trainer, build.compiles(module)[0], module.attention_kernel),
-        micro_batches=steps.unfinished_micro_batches(trainer),
+        micro_batches=run_state.unfinished_micro_batches(trainer),
         run_id=run_id(logger.folder) if logger else None,
         metrics_rows=logger.rows if logger else None,
         script=parsing.script,
@@ -79,8 +79,8 @@ def continue_from(checkpoint: Fields, module: "GPTModule") -> None:
             loader.load_state_dict(FIRST_BATCH)
         return
     if fitting:
-        finds_rate = steps.find_callback(trainer, LearningRateFinder)
-        if finds_rate or steps.find_callback(trainer, BatchSizeFinder):
+        finds_rate = run_state.find_callback(trainer, LearningRateFinder)
+        if finds_rate or run_state.find_callback(trainer, BatchSizeFinder):
             raise UserError(
                 "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
                 "model.learning_rate and data.batch_size to what they found, and leave them out"

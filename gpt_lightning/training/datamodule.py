@@ -19,7 +19,7 @@ from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.training import ranks, steps
+from gpt_lightning.training import between_steps, ranks, run_state, step_shape
 
 if TYPE_CHECKING:
     from gpt_lightning.training.keywords import DataArguments
@@ -83,11 +83,11 @@ class TokenDataModule(LightningDataModule):
         return int(self.settings.eval_batch_size or self.settings.batch_size)
 
     @property
-    def step_shape(self) -> steps.StepShape:
+    def step_shape(self) -> step_shape.StepShape:
         """Sizes of the optimizer step of the Trainer's run."""
         B, trainer = self.settings.batch_size, self.trainer
         ranks = trainer.num_devices * trainer.num_nodes
-        return steps.StepShape(B, self.block_size, trainer.accumulate_grad_batches, ranks)
+        return step_shape.StepShape(B, self.block_size, trainer.accumulate_grad_batches, ranks)
 
     @property
     def vocab_size(self) -> int:
@@ -132,7 +132,7 @@ class TokenDataModule(LightningDataModule):
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 
     def prepare_data(self) -> None:
-        if self.trainer and steps.is_fitting(self.trainer):
+        if self.trainer and run_state.is_fitting(self.trainer):
             self._set_accumulation(self._with_defaults())  # raises before a text is prepared
         if self.settings.corpus or self.settings.text_file:
             from gpt_lightning.prepare.command import prepare_source  # not for ready shards
@@ -156,7 +156,7 @@ class TokenDataModule(LightningDataModule):
         if stage == "fit":
             batches = len(reader.train_loader)  # opens the train split
             if self.trainer and self.makes("train"):
-                steps.check_epoch(self.trainer, batches)
+                step_shape.check_epoch(self.trainer, batches)
             if self._has_validation():
                 reader.stream("val")
         else:
@@ -164,15 +164,15 @@ class TokenDataModule(LightningDataModule):
         if self.trainer and self.trainer.world_size > 1:
             ranks.compare_data(self.trainer, self.record())
 
-    def train_dataloader(self) -> steps.BetweenSteps:
-        hook = functools.partial(steps.call_between_batches, self.trainer)
+    def train_dataloader(self) -> between_steps.BetweenSteps:
+        hook = functools.partial(between_steps.call_between_batches, self.trainer)
         if not self.trainer:
             hook = functools.partial(bool, True)
-        return steps.BetweenSteps(self.reader.train_loader, hook)
+        return between_steps.BetweenSteps(self.reader.train_loader, hook)
 
     def val_dataloader(self) -> EvalLoader | list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
-        fitting = not self.trainer or steps.is_fitting(self.trainer)
+        fitting = not self.trainer or run_state.is_fitting(self.trainer)
         if fitting and not self._has_validation():
             return []
         loaders = self.reader.eval_loaders()
@@ -267,7 +267,7 @@ class TokenDataModule(LightningDataModule):
         B = settings.batch_size
         if tokens is not None:
             T, ranks = block_size_of(settings), trainer.num_devices * trainer.num_nodes
-            accumulate = steps.accumulation(tokens, B, T, ranks)
+            accumulate = step_shape.accumulation(tokens, B, T, ranks)
             if trainer.accumulate_grad_batches not in (1, accumulate):  # 1 is its default
                 raise UserError(
                     f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but "
@@ -276,7 +276,7 @@ class TokenDataModule(LightningDataModule):
                 )
             trainer.accumulate_grad_batches = accumulate
         interval = getattr(trainer, "val_check_interval", timedelta())  # a time is elsewhere
-        steps.check_accumulation(trainer.accumulate_grad_batches, interval)
+        step_shape.check_accumulation(trainer.accumulate_grad_batches, interval)
 
     def _open_reader(self, settings: DataSettings) -> Reader:
         trainer = self.trainer
@@ -301,7 +301,7 @@ class TokenDataModule(LightningDataModule):
     def record(self) -> Fields:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
         facts = {"tokenizer": self.tokenizer.spec()}
-        if not steps.is_fitting(self.trainer):
+        if not run_state.is_fitting(self.trainer):
             return facts
         loader = self.reader.train_loader
         return facts | {

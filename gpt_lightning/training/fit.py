@@ -18,7 +18,7 @@ from gpt_lightning.output import wrapped
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.command import TrainingCLI, default_callbacks
-from gpt_lightning.training.steps import find_callback, run_folder
+from gpt_lightning.training.run_state import find_callback, run_folder
 from gpt_lightning.training.trainer import as_list
 
 # keys without a section, as --help has them

@@ -17,7 +17,15 @@ from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.model.network import Network, check_tokens
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import build, continuation, evaluation, optimizers, steps, update
+from gpt_lightning.training import (
+    between_steps,
+    build,
+    continuation,
+    evaluation,
+    optimizers,
+    run_state,
+    update,
+)
 from gpt_lightning.training.behaviours import of_every_run
 from gpt_lightning.training.behaviours.non_finite import NonFiniteGuard
 from gpt_lightning.training.datamodule import token_data
@@ -101,7 +109,7 @@ class GPTModule(LightningModule):
         trainer = self.attached_trainer  # None in load_from_checkpoint
         data = token_data(trainer)
         self.config = build.fit_to_data(self.config, data)
-        if trainer and steps.is_fitting(trainer):
+        if trainer and run_state.is_fitting(trainer):
             build.check_run(self, trainer)
         if not hasattr(self, "model"):
             tokens = data.tokenizer.spec() if data is not None and self.init_from else None
@@ -159,7 +167,7 @@ class GPTModule(LightningModule):
             return
         self.last_loss = self.train_loss.compute()
         self.train_loss.reset()
-        if steps.at_log_step(self.trainer, self.global_step + 1) and optimizer.param_groups:
+        if run_state.at_log_step(self.trainer, self.global_step + 1) and optimizer.param_groups:
             # self.log in training_step would log the last micro-batch of a step (PL#14301)
             self.log("train/loss", self.last_loss, sync_dist=True)
             self.log_dict(update.logged_rates(self, optimizer))
@@ -173,7 +181,7 @@ class GPTModule(LightningModule):
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         norm = update.clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm == "value")
-        if steps.at_log_step(self.trainer, self.global_step + 1):
+        if run_state.at_log_step(self.trainer, self.global_step + 1):
             self.guard.check()
             self.log("optim/grad_norm", norm)
 
@@ -182,7 +190,7 @@ class GPTModule(LightningModule):
     def on_validation_model_zero_grad(self) -> None:
         super().on_validation_model_zero_grad()
         # Lightning calls on_validation_start later, when the loader's workers have been started
-        for callback in steps.step_callbacks(self.trainer):
+        for callback in between_steps.step_callbacks(self.trainer):
             callback.before_validation(self.trainer)
 
     def on_validation_epoch_start(self) -> None:

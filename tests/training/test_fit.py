@@ -23,7 +23,7 @@ from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.parsing import read_config
 from gpt_lightning.runs import mirror
-from gpt_lightning.training import steps
+from gpt_lightning.training import step_shape
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.command import TrainingCLI
 from gpt_lightning.training.fit import _argument, fit, run_cli
@@ -46,7 +46,7 @@ def ended(monkeypatch, error: Exception) -> None:
 
 
 def test_a_lack_of_memory_is_one_line_about_the_subcommand(monkeypatch):
-    monkeypatch.setattr(steps, "out_of_memory_line", lambda *args: " ".join(args))
+    monkeypatch.setattr(step_shape, "out_of_memory_line", lambda *args: " ".join(args))
     with pytest.raises(MemoryExhaustedError, match=r"^validate the module the data$"):
         ended(monkeypatch, OUT_OF_MEMORY)
 

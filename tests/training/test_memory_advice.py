@@ -11,7 +11,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import largest_divisor
+from gpt_lightning.training.step_shape import largest_divisor
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")

@@ -204,7 +204,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_it_cannot_have_is_refused_by_name(module, key, capsys, monkeypatch):
-    monkeypatch.setattr(build.steps, "is_sharded", lambda trainer: key == "trainer.strategy")
+    monkeypatch.setattr(build.run_state, "is_sharded", lambda trainer: key == "trainer.strategy")
     Path("failing.py").write_text("raise ValueError('a cause\\nof two lines')")
     assert fit(REFUSED[key].replace("MODULE", module)) == 2
     error = capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Rules of training.steps that need no run: ends, log steps, epochs, whole steps, the reason."""
+"""Rules of a step and a run that need no run: ends, log steps, epochs, whole steps, the reason."""
 
 import math
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import pytest
 from lightning.pytorch.loops import _FitLoop
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.training import steps
-from gpt_lightning.training.steps import total_steps
+from gpt_lightning.training import between_steps, step_shape
+from gpt_lightning.training.run_state import total_steps
 
 
 def trainer_of(**changes) -> SimpleNamespace:
@@ -71,10 +71,10 @@ def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(changes, due):
     loop.epoch_progress.current.processed = 1
     loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 6
     trainer = trainer_of(lightning_module=state, fit_loop=loop, global_step=6)
-    assert steps.stop_due(trainer) is due
+    assert between_steps.stop_due(trainer) is due
     if state.stop_requested and not state.micro_batches:
         assert loop._can_stop_early is due
-    assert not steps.stop_due(trainer_of(fit_loop=loop, global_step=6))
+    assert not between_steps.stop_due(trainer_of(fit_loop=loop, global_step=6))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_validation_within_a_step_is_refused_with_the_nearest_multiple(
     accumulate, interval, line
 ):
     with pytest.raises(UserError, match=line):
-        steps.check_accumulation(accumulate, interval)
+        step_shape.check_accumulation(accumulate, interval)
 
 
 @pytest.mark.parametrize("interval", [None, 8, 4, 0.25, 1.0, math.inf])
 def test_intervals_that_fall_on_whole_steps_pass(interval):
-    steps.check_accumulation(4, interval)
+    step_shape.check_accumulation(4, interval)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_intervals_that_fall_on_whole_steps_pass(interval):
 def test_an_epoch_that_ends_within_a_step_is_refused(limit, overfit, line):
     trainer = trainer_of(limit_train_batches=limit, overfit_batches=overfit)
     with pytest.raises(UserError, match=line):
-        steps.check_epoch(trainer, 99)
+        step_shape.check_epoch(trainer, 99)
     trainer.fast_dev_run = True  # which trains no model to keep
-    steps.check_epoch(trainer, 99)
+    step_shape.check_epoch(trainer, 99)
 
 
 @pytest.mark.parametrize("limit", [1.0, 6, 99, 300])
 def test_an_epoch_of_whole_steps_passes(limit):
-    steps.check_epoch(trainer_of(limit_train_batches=limit), 99)
+    step_shape.check_epoch(trainer_of(limit_train_batches=limit), 99)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +130,27 @@ def test_a_validation_that_no_epoch_reaches_is_refused(changes, used):
     line = f"above the {used} micro-batches of an epoch: set --trainer.val_check_interval {used}, "
     trainer = trainer_of(val_check_interval=102, **changes)
     with pytest.raises(UserError, match=line):
-        steps.check_epoch(trainer, 99)
+        step_shape.check_epoch(trainer, 99)
     for passes in (
         {"val_check_interval": used},
         {"check_val_every_n_epoch": None},
         {"limit_val_batches": 0},
         {"val_check_interval": 1.0},
     ):
-        steps.check_epoch(trainer_of(**{"val_check_interval": 102, **changes, **passes}), 99)
+        step_shape.check_epoch(trainer_of(**{"val_check_interval": 102, **changes, **passes}), 99)
 
 
 def test_callbacks_are_called_between_batches_in_their_order():
     called = []
 
-    class Noting(steps.StepCallback):
+    class Noting(between_steps.StepCallback):
         def __init__(self, name: str) -> None:
             self.name = name
 
         def between_batches(self, trainer) -> None:
             called.append(self.name)
 
-    steps.call_between_batches(trainer_of(callbacks=[Noting("a"), L.Callback(), Noting("b")]))
+    between_steps.call_between_batches(
+        trainer_of(callbacks=[Noting("a"), L.Callback(), Noting("b")])
+    )
     assert called == ["a", "b"]

@@ -9,7 +9,7 @@ from tiny_fit import TINY_RUN, rows
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.steps import StepShape, accumulation, options_for
+from gpt_lightning.training.step_shape import StepShape, accumulation, options_for
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 TINY = [

@@ -8,9 +8,9 @@ from tiny_fit import quiet_trainer, tiny_config
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.between_steps import BetweenSteps, StepCallback
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import BetweenSteps, StepCallback
 
 
 class Events(StepCallback):

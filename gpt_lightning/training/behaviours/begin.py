@@ -6,7 +6,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.training.steps import find_callback
+from gpt_lightning.training.run_state import find_callback
 from gpt_lightning.training.update import build_optimizer
 
 

@@ -6,7 +6,7 @@ import torch
 from lightning import Callback, Trainer
 
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import is_fitting
+from gpt_lightning.training.run_state import is_fitting
 
 
 class EvaluatedPart(Callback):

@@ -24,7 +24,7 @@ from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
 from gpt_lightning.runs.mirror import MirroredCheckpointIO, copy_url
-from gpt_lightning.training import steps
+from gpt_lightning.training import between_steps, run_state, step_shape
 from gpt_lightning.training.behaviours.non_finite import all_finite
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
@@ -32,7 +32,7 @@ from gpt_lightning.training.datamodule import token_data
 
 @checked("checkpoint")
 @dataclass(eq=False)
-class RunCheckpoint(steps.StepCallback):
+class RunCheckpoint(between_steps.StepCallback):
     """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
 
     Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the loss if the step was validated,
@@ -70,7 +70,7 @@ class RunCheckpoint(steps.StepCallback):
         self._writes = self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if stage == "fit" and data is not None and self._writes:
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
-        if (logger := steps.run_logger(trainer)) and trainer.world_size > 1:
+        if (logger := run_state.run_logger(trainer)) and trainer.world_size > 1:
             made: Any = logger.folder if trainer.is_global_zero else None
             logger.folder = trainer.strategy.broadcast(made)  # rank 0 has made it
         if stage == "fit" and self.enabled:
@@ -98,7 +98,7 @@ class RunCheckpoint(steps.StepCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             # an interval that was a fraction of an epoch is a number of micro-batches by now
-            steps.check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
+            step_shape.check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         first = trainer.strategy.broadcast(trainer.global_step)
         if first != trainer.global_step:  # disks of two machines
@@ -111,17 +111,17 @@ class RunCheckpoint(steps.StepCallback):
             checkpoint_io.set_aside(self.checkpoint_folder(trainer), trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if steps.at_step_boundary(trainer):
-            steps.set_logged_steps(trainer, trainer.global_step)
+        if run_state.at_step_boundary(trainer):
+            run_state.set_logged_steps(trainer, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         every = self.every_n_steps
-        if steps.at_step_boundary(trainer):
+        if run_state.at_step_boundary(trainer):
             self._loss = None
             self._due |= every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or not steps.is_fitting(trainer):
+        if trainer.sanity_checking or not run_state.is_fitting(trainer):
             return
         if "val/loss" in trainer.callback_metrics:
             self._loss = float(trainer.callback_metrics["val/loss"])
@@ -130,12 +130,12 @@ class RunCheckpoint(steps.StepCallback):
 
     def between_batches(self, trainer: Trainer) -> None:
         """Save if it is time to."""
-        if not steps.at_step_boundary(trainer):
+        if not run_state.at_step_boundary(trainer):
             return
-        if steps.stop_due(trainer):
+        if between_steps.stop_due(trainer):
             self.save(trainer)
             if trainer.is_global_zero:
-                reason = steps.stop_reason(trainer)
+                reason = between_steps.stop_reason(trainer)
                 # Lightning's Timer counts the time of all sessions
                 more = " with a larger --trainer.max_time" if reason == "max_time" else ""
                 ways = f"; --resume auto{more} continues" if self._writes else ""
@@ -162,7 +162,7 @@ class RunCheckpoint(steps.StepCallback):
         """Save if the data of a validation do not come; other ranks may be in it."""
         try:
             alone = trainer.world_size == 1 and self._saved_step >= 0
-            whole = alone and not steps.unfinished_micro_batches(trainer)
+            whole = alone and not run_state.unfinished_micro_batches(trainer)
             if isinstance(exception, OutageError) and whole:
                 self.save(trainer)
         finally:
@@ -172,7 +172,7 @@ class RunCheckpoint(steps.StepCallback):
 
     def checkpoint_folder(self, trainer: Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
-        return RunPaths(steps.run_folder(trainer) or Path(trainer.default_root_dir)).checkpoints
+        return RunPaths(run_state.run_folder(trainer) or Path(trainer.default_root_dir)).checkpoints
 
     def save(self, trainer: Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
@@ -183,7 +183,7 @@ class RunCheckpoint(steps.StepCallback):
             RuntimeError: A step has begun.
         """
         self._due = False
-        if steps.unfinished_micro_batches(trainer):
+        if run_state.unfinished_micro_batches(trainer):
             raise RuntimeError("a checkpoint can be saved between two optimizer steps only")
         if self._saved_step == trainer.global_step:
             return
@@ -199,7 +199,7 @@ class RunCheckpoint(steps.StepCallback):
             )
         with phase(trainer, "checkpoint"):
             self._check_finite(trainer)
-            if logger := steps.run_logger(trainer):
+            if logger := run_state.run_logger(trainer):
                 logger.sync()
             trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
@@ -224,7 +224,7 @@ class RunCheckpoint(steps.StepCallback):
         if not isinstance(mirror, MirroredCheckpointIO):
             return
         run = self.checkpoint_folder(trainer).parent
-        speed = steps.find_callback(trainer, SpeedMonitor)
+        speed = run_state.find_callback(trainer, SpeedMonitor)
         if speed:
             speed.on_fit_end(trainer, pl_module)  # the copy has the last line of timeline.jsonl
         try:

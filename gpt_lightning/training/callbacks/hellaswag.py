@@ -21,7 +21,8 @@ from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.loss import sum_dtype
 from gpt_lightning.remote.files import fetch_file
-from gpt_lightning.training import build, steps
+from gpt_lightning.training import between_steps, build, run_state
+from gpt_lightning.training.between_steps import stop_due
 from gpt_lightning.training.callbacks.samples import evaluated_weights, run_tokenizer
 from gpt_lightning.training.callbacks.speed import phase
 
@@ -46,7 +47,7 @@ class Item(NamedTuple):
     label: int
 
 
-class HellaSwag(steps.StepCallback):
+class HellaSwag(between_steps.StepCallback):
     """Log val/hellaswag, the share of texts whose right ending the model chooses among four.
 
     The text is `ctx`, a space and the ending, tokenized apart. The model chooses the ending with
@@ -92,16 +93,16 @@ class HellaSwag(steps.StepCallback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         every = self.every_n_steps
-        if every is not None and steps.at_step_boundary(trainer):
+        if every is not None and run_state.at_step_boundary(trainer):
             self._due |= trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if steps.is_fitting(trainer) and not trainer.sanity_checking:
+        if run_state.is_fitting(trainer) and not trainer.sanity_checking:
             self._due |= self.every_n_steps is None
 
     def between_batches(self, trainer: Trainer) -> None:
         """Evaluate if it is time to."""
-        if self._due and steps.at_step_boundary(trainer) and not steps.stop_due(trainer):
+        if self._due and run_state.at_step_boundary(trainer) and not stop_due(trainer):
             self._evaluate(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -15,7 +15,7 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, replacement
 from gpt_lightning.hardware.device import synchronize
-from gpt_lightning.training import steps
+from gpt_lightning.training import run_state
 from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.module import GPTModule
 
@@ -113,7 +113,7 @@ class RunRecorder(Callback):
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
         step, loss = trainer.global_step - 1, pl_module.last_loss
-        if not steps.at_step_boundary(trainer):
+        if not run_state.at_step_boundary(trainer):
             return
         if self.each_step:
             synchronize(pl_module.device)
@@ -135,7 +135,7 @@ class RunRecorder(Callback):
                 self.show(Observation(device, step, split, loss, batches=batches))
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        monitor: Any = steps.find_callback(trainer, speed.SpeedMonitor)
+        monitor: Any = run_state.find_callback(trainer, speed.SpeedMonitor)
         kept, stalls = monitor.steps()
         if self.each_step:
             timed = self._steps[1:]
@@ -181,7 +181,7 @@ class TokenLosses(BasePredictionWriter):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # it leaves no files
             print(f"fast_dev_run: no file of {text}")
             return
-        path = (steps.run_folder(trainer) or Path()) / LOSSES_FILE
+        path = (run_state.run_folder(trainer) or Path()) / LOSSES_FILE
         with explained("write", path), replacement(path) as temporary, temporary.open("wb") as file:
             np.save(file, losses)
         print(f"{path}: {text}")

@@ -21,14 +21,14 @@ from gpt_lightning.model.network import network_option
 from gpt_lightning.output import wrapped
 from gpt_lightning.parsing import checked, program, shell_command
 from gpt_lightning.runs.logger import PAGE, RunEvents
-from gpt_lightning.training import build, steps
+from gpt_lightning.training import between_steps, build, run_state
 from gpt_lightning.training.behaviours.step_seeds import run_seed
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.continuation import hyperparameters
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import find_callback, run_folder, total_steps
+from gpt_lightning.training.run_state import find_callback, run_folder, total_steps
 
 LINE_S = 60.0  # longest time between two lines of training
 Facts = dict[str, str]  # name -> text of a line
@@ -106,7 +106,7 @@ class RunReport(Callback):
             again = shell_command(["resume", str(folder := run_folder(trainer)), *more])
             reason = f"trainer.{name} is {most:,}" + f"; train on with `{again}`" * bool(folder)
             if trainer.should_stop:
-                reason = f"{steps.stop_reason(trainer)} ends the run"
+                reason = f"{between_steps.stop_reason(trainer)} ends the run"
             elif not trainer.num_training_batches:
                 raise UserError("the training data have no batch: give a loader with one")
             print(f"nothing to do: the run is at step {step:,}, {reason}")
@@ -117,7 +117,7 @@ class RunReport(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated = trainer.global_step
         split = "test" if trainer.testing else "val"
-        if trainer.is_global_zero and not steps.is_fitting(trainer):
+        if trainer.is_global_zero and not run_state.is_fitting(trainer):
             line = evaluation_line(trainer.callback_metrics, split)
             bits = trainer.callback_metrics.get(f"{split}/bits_per_byte")
             print(line if bits is None else f"{line}, {float(bits):.4f} bits per byte", flush=True)
@@ -294,7 +294,7 @@ class StepProgress(ProgressBar):
         self._step = step
         due = now - self._printed >= LINE_S or step % self._every == 0
         line = due and not bar.dynamic_ncols
-        if line or steps.at_log_step(trainer, step):  # the device is synchronized
+        if line or run_state.at_log_step(trainer, step):  # the device is synchronized
             known = trainer.callback_metrics
             parts = [text.format(float(known[k])) for k, text in METRICS.items() if k in known]
             bar.set_postfix_str(", ".join(parts), refresh=False)
@@ -308,7 +308,7 @@ class StepProgress(ProgressBar):
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
         line = evaluation_line(trainer.callback_metrics, "val")
-        if line and self.is_enabled and steps.is_fitting(trainer) and not partial:
+        if line and self.is_enabled and run_state.is_fitting(trainer) and not partial:
             self.print(f"{self._position()} | {line}")
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:

@@ -19,8 +19,8 @@ from gpt_lightning.parsing import Seed, checked
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.run_state import find_callback, is_fitting, is_sharded
 from gpt_lightning.training.sharding import whole_weights
-from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 
 
 @checked("samples")

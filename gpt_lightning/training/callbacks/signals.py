@@ -24,7 +24,7 @@ from gpt_lightning.model.network import network_option
 from gpt_lightning.output import Output
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
-from gpt_lightning.training import steps
+from gpt_lightning.training import between_steps, run_state
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 
@@ -33,7 +33,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 
 @checked("signals")
-class StopSignals(steps.StepCallback):
+class StopSignals(between_steps.StepCallback):
     """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps; in outages.
 
     Lost output ends a run as SIGHUP does. The current step and its validation finish,
@@ -56,7 +56,7 @@ class StopSignals(steps.StepCallback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
-        if main and not steps.is_fitting(trainer):  # nothing to save
+        if main and not run_state.is_fitting(trainer):  # nothing to save
             signal.signal(signal.SIGTERM, exit_on_signal)
 
     on_test_start = on_predict_start = on_validation_start
@@ -93,7 +93,7 @@ class StopSignals(steps.StepCallback):
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
-        if steps.at_step_boundary(trainer):
+        if run_state.at_step_boundary(trainer):
             if Output.lost and trainer.global_step:
                 self._signal = self._signal or signal.SIGHUP
             self._fetch(trainer)
@@ -121,9 +121,9 @@ class StopSignals(steps.StepCallback):
 
     def between_batches(self, trainer: Trainer) -> None:
         """End the run if a rank has received a signal, or its data do not come."""
-        if not (stop := self._agreed) or not steps.at_step_boundary(trainer):
+        if not (stop := self._agreed) or not run_state.at_step_boundary(trainer):
             return
-        checkpoint = steps.find_callback(trainer, RunCheckpoint)
+        checkpoint = run_state.find_callback(trainer, RunCheckpoint)
         if checkpoint:
             checkpoint.save(trainer)
         trainer.strategy.barrier()  # waits while rank 0 reads the file back
@@ -141,7 +141,7 @@ class StopSignals(steps.StepCallback):
             text += f"; to continue:\n{command}" if command else "; --resume auto continues"
         if requeues:
             text += f"; {requeue_job()}"
-        if bar := steps.find_callback(trainer, StepProgress):
+        if bar := run_state.find_callback(trainer, StepProgress):
             bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
@@ -153,7 +153,7 @@ def command_to_continue(trainer: Trainer, checkpoint: RunCheckpoint) -> str:
     It is unknown under a launcher such as torchrun, and for a Trainer of the user's own. With
     checkpoint.folder another machine may continue the run, which finds the copy by the run's name.
     """
-    folder = steps.run_folder(trainer)
+    folder = run_state.run_folder(trainer)
     environment = getattr(trainer.strategy, "cluster_environment", None)
     launched = not isinstance(environment, LightningEnvironment | None)
     if folder is None or launched or checkpoint.folder or not RunPaths(folder).config.is_file():

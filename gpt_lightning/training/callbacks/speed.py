@@ -26,10 +26,11 @@ from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs.history import Timeline
-from gpt_lightning.training import build, steps
+from gpt_lightning.training import build, run_state
+from gpt_lightning.training.between_steps import StepCallback, stop_reason
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepCallback, at_log_step, find_callback, is_fitting
+from gpt_lightning.training.run_state import at_log_step, find_callback, is_fitting
 
 Interval = tuple[Timestamp, Timestamp]  # begin and end
 Steps = list[tuple[float, int]]  # seconds and tokens of steps
@@ -100,9 +101,9 @@ class SpeedMonitor(StepCallback):
         self._mfu_terms = self.peak and (pl_module.flops_per_token, self.peak.flops, ranks)
         self._waited = (0.0, self._step)  # seconds waited for data, and steps, at the last log
         self._enter("start-up")  # a sanity check has ended
-        if (logger := steps.run_logger(trainer)) and trainer.is_global_zero:
+        if (logger := run_state.run_logger(trainer)) and trainer.is_global_zero:
             self.timeline = Timeline(logger.folder)
-            total, peak = steps.total_steps(trainer), self.peak and self.peak.flops
+            total, peak = run_state.total_steps(trainer), self.peak and self.peak.flops
             self.timeline.write("begin", self._step, steps=total, peak_flops=peak)
             self.clock.on_end = self._note_phase
 
@@ -112,7 +113,7 @@ class SpeedMonitor(StepCallback):
             self.timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end_timeline(trainer, steps.stop_reason(trainer) if trainer.should_stop else None)
+        self._end_timeline(trainer, stop_reason(trainer) if trainer.should_stop else None)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -27,7 +27,7 @@ from gpt_lightning.training.callbacks.hellaswag import (
     published_items,
     read_items,
 )
-from gpt_lightning.training.steps import find_callback
+from gpt_lightning.training.run_state import find_callback
 from tests.tiny_fit import TINY_MODEL
 from tests.tiny_fit import rows as all_rows
 

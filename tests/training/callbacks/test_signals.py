@@ -171,7 +171,7 @@ def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
 def test_the_command_to_continue_is_of_this_run(tmp_path, monkeypatch):
     run = tmp_path / "a b"
     run.mkdir()
-    monkeypatch.setattr(signals.steps, "run_folder", lambda trainer: run)
+    monkeypatch.setattr(signals.run_state, "run_folder", lambda trainer: run)
     strategy = SimpleNamespace(cluster_environment=LoopbackEnvironment())  # with trainer.devices
     module = SimpleNamespace(network=None)
     trainer = SimpleNamespace(strategy=strategy, lightning_module=module)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from gpt_lightning.data.loader import EvalBatches, TrainBatches
 from gpt_lightning.model import flops
 from gpt_lightning.runs.history import read_events
+from gpt_lightning.training.between_steps import StepCallback
 from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.callbacks.speed import (
     PhaseClock,
@@ -21,7 +22,6 @@ from gpt_lightning.training.callbacks.speed import (
     without_stalls,
 )
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepCallback
 
 MS = 1e-3
 
@@ -253,7 +253,9 @@ def test_the_phases_add_up_to_the_wall_time(text_file, time):
 
 
 def test_the_timeline_has_the_phases_and_the_stalls(text_file, time, monkeypatch, tmp_path):
-    monkeypatch.setattr(speed.steps, "run_logger", lambda trainer: SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(
+        speed.run_state, "run_logger", lambda trainer: SimpleNamespace(folder=tmp_path)
+    )
     _, _, monitor, _ = run(text_file, time, slow_step=6, slow_s=1.0)
     begin, *phases, tokens, end = read_events(tmp_path)
     assert tokens["perf/tokens"] == monitor.tokens
