@@ -85,7 +85,10 @@ def _on_ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
     ray = optional("ray.util.multiprocessing", "ray")
     try:
         with ray.Pool(ray_address=address) as pool:
-            yield from pool.imap(function, units)
+            for result in pool.imap(function, units):
+                if isinstance(result, Exception):  # Ray returns it in an exception of its own
+                    raise getattr(result, "underlying", result)
+                yield result
     except (ConnectionError, RuntimeError) as error:
         reason = f"{type(error).__name__} {one_line(error)}"
         fix = f"start one with `ray start --head`, or set RAY_ADDRESS to one; {AGAIN}"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import documents
+from gpt_lightning.prepare.command import prepare
 from gpt_lightning.prepare.pool import run_all
 from gpt_lightning.prepare.settings import Settings
 
@@ -81,10 +83,9 @@ cluster.shutdown()
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_of_two_workers(tmp_path: Path) -> None:
+def test_a_ray_cluster_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from gpt_lightning.prepare.command import prepare
-
+    monkeypatch.setattr(documents, "UNIT_BYTES", 1000)
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     for i in range(6):
