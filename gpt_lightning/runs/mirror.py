@@ -43,7 +43,7 @@ class MirroredCheckpointIO(DurableCheckpointIO):
     def save_checkpoint(self, checkpoint: Fields, path: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, path, storage_options)
         try:
-            self.copy(Path(path).parent.parent, Path(path).name)
+            self.copy(Path(path).parent.parent)
             self._delete_others(Path(path))
         except UserError as error:
             print(f"warning: not in checkpoint.folder: {error}", file=sys.stderr)
@@ -59,12 +59,8 @@ class MirroredCheckpointIO(DurableCheckpointIO):
                 remote.delete(url + SIDECAR)  # nobody reads the other without it
                 remote.delete(url)
 
-    def copy(self, run: Path, new: str = "") -> None:
+    def copy(self, run: Path) -> None:
         """Copy what a run folder has and the copy has not.
-
-        Args:
-            run: Run folder.
-            new: Name of a checkpoint that is copied in any case: the copy may be damaged.
 
         Raises:
             UserError: The copy belongs to another run, or cannot be written.
@@ -78,7 +74,7 @@ class MirroredCheckpointIO(DurableCheckpointIO):
             there = f"{self.url}/{CHECKPOINTS}/{name}"
             if not digest.exists():
                 continue
-            if name == new or remote.read_if_there(there + SIDECAR) != digest.read_bytes():
+            if remote.read_if_there(there + SIDECAR) != digest.read_bytes():
                 remote.upload(saved.path, there)
                 remote.upload(digest, there + SIDECAR)
 

@@ -150,6 +150,11 @@ def test_the_shards_of_a_step_are_there_before_it_begins(server, tmp_path):
         server.busy = {}
 
 
+def test_a_window_needs_both_shards_that_it_crosses(server, tmp_path):
+    loader(server, tmp_path).source.stream.fetch(np.array([SHARD - 10]), T + 1)
+    assert [path.name for path in cached(tmp_path)] == ["train-00000.npy", "train-00001.npy"]
+
+
 def read_all(stream: TokenStream, queue) -> None:
     queue.put(stream.windows(np.array([0]), len(stream)).sum())
 
@@ -217,6 +222,7 @@ def test_another_dataset_at_the_same_address_has_other_copies(server, dataset, t
     prepare_text(other, dataset, "byte", shard_tokens=SHARD, overwrite=True)
     again = reader(server.url, tmp_path / "data").train_stream.windows(np.array([0]), 15)
     assert bytes(again[0].tolist()) == b"something else,"
+    assert len(cached(tmp_path)) == 2
 
 
 def test_what_is_not_there_is_said_at_once(server, tmp_path):
