@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gpt_lightning.errors import OutageError, UserError
 from gpt_lightning.files import Fields
-from gpt_lightning.parsing import checked, program
+from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
@@ -194,8 +194,8 @@ class RunCheckpoint(between_steps.StepCallback):
         path = self.checkpoint_folder(trainer) / name
         if trainer.is_global_zero and not path.parent.is_dir():
             raise UserError(
-                f"step {trainer.global_step} is not saved: {path.parent} is not there any more; go "
-                f"on where the run is now, with `{program()} resume FOLDER`"
+                f"step {trainer.global_step} is not saved: {path.parent} is not there any more; "
+                "resume the folder in which the run is now"
             )
         with phase(trainer, "checkpoint"):
             self._check_finite(trainer)
