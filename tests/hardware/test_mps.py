@@ -14,7 +14,8 @@ from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import measured
-from gpt_lightning.training import module, optim
+from gpt_lightning.training import optim
+from gpt_lightning.training.behaviours import process
 from gpt_lightning.training.module import GPTModule
 from tests.emulated_mac import emulated_mac
 from tests.tiny_fit import TINY_RUN, rows
@@ -51,7 +52,7 @@ def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
     monkeypatch.setattr(
         optim.AdamW, "__init__", lambda *a, **k: fused.append(k["fused"]) or adamw(*a, **k)
     )
-    monkeypatch.setattr(module, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: kept.append(True))
     loss = fit("--trainer.precision=auto")["val/loss"]
     assert not kept  # the CPU's blocks
     assert (set(pinned), set(fused)) == ({False}, {True})
