@@ -127,5 +127,5 @@ def test_the_python_of_the_tutorial_for_lightning_trains(copy):
     names: dict = {}
     exec(code.replace("max_steps=300", "max_steps=2, logger=False"), names)
     exec(subclass, names)
-    assert names["MyModule"](names["module"].config).hparams["aux"] == 0.1
+    assert names["MyModule"](config=names["module"].config).hparams["aux"] == 0.1
     assert names["data"].tokenizer.vocab_size == names["module"].model.config.vocab_size

@@ -1,7 +1,6 @@
 """Learning rate of a step: warm-up and decay, as PyTorch's LambdaLR."""
 
 import math
-from functools import partial
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -54,8 +53,7 @@ class Schedule(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, settings: Settings, decay_steps: int):
         self.decay_steps = decay_steps
-        share = partial(share_of_peak, settings=settings, decay_steps=decay_steps)
-        super().__init__(optimizer, share)
+        super().__init__(optimizer, lambda step: share_of_peak(step, settings, decay_steps))
 
     @property
     def share(self) -> float:

@@ -7,6 +7,7 @@ configuration still have the published values.
 import math
 from collections.abc import Callable
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -19,8 +20,7 @@ from gpt_lightning.model import gpt
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
 from gpt_lightning.reproduce.cases import CASES, Verdict
 from gpt_lightning.reproduce.runner import CaseRun
-from gpt_lightning.training import optim
-from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training import schedule, update
 
 CASE = CASES["shakespeare-char-small"]
 (RUNG,) = CASE.rungs
@@ -76,13 +76,13 @@ def smoothed(right, logits, y):
 
 
 def while_it_updates(key: str, value: Callable[[Any], Any]) -> Change:
-    """Return a change of _build_optimizer: a key of all groups has another value in `step`."""
+    """Return a change of build_optimizer: a key of all groups has another value in `step`."""
 
     def build(right, *args):
         optimizer = right(*args)
         step = optimizer.step
 
-        def wrong_step(closure) -> None:
+        def wrong_step(_, closure) -> None:
             loss = closure()
             kept = [group[key] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
@@ -91,7 +91,7 @@ def while_it_updates(key: str, value: Callable[[Any], Any]) -> Change:
             for group, old in zip(optimizer.param_groups, kept, strict=True):
                 group[key] = old
 
-        optimizer.step = wrong_step
+        optimizer.step = MethodType(wrong_step, optimizer)
         return optimizer
 
     return build
@@ -126,10 +126,10 @@ def swapped_draws(right, self):
         (GPT, "__init__", redrawn, "init_std"),
         (GPT, "forward", late_targets, "val loss"),
         (gpt, "mean_loss", smoothed, "arithmetic"),
-        (GPTModule, "_build_optimizer", while_it_updates("lr", lambda lr: 1.01 * lr), "updates"),
-        (GPTModule, "_build_optimizer", while_it_updates("weight_decay", lambda _: 0), "updates"),
-        (optim, "clip_gradients", not_clipped, "updates"),
-        (optim, "learning_rate", early, "learning_rates"),
+        (update, "build_optimizer", while_it_updates("lr", lambda lr: 1.01 * lr), "updates"),
+        (update, "build_optimizer", while_it_updates("weight_decay", lambda _: 0), "updates"),
+        (update, "clip_gradients", not_clipped, "updates"),
+        (schedule, "share_of_peak", early, "learning_rates"),
         (NanoGPTLoader, "_batch", other_split, "val loss"),
         (NanoGPTLoader, "training_batch", swapped_draws, "batches"),
     ],
