@@ -117,7 +117,10 @@ def fetch(url: str, name: str, folder: Path) -> Path:
     # ranks of one machine share the folder
     with explained("write", path), locked(folder / ".fetch.lock"):
         if not path.exists() or file_sha256(path) != digest:
-            write_digest = lambda _: folders.write_sidecar(path, digest)  # noqa: E731
+
+            def write_digest(copy: Path) -> None:
+                folders.write_sidecar(path, digest)
+
             remote.fetch_file(there, path, digest, check=write_digest)
     return path
 

@@ -182,7 +182,7 @@ def context(module: "GPTModule") -> int:
 def check_network(
     network: Network, model: nn.Module, config: GPTConfig, settings: Settings, trainer: Trainer
 ) -> None:
-    """Raise a UserError for a setting that a network of one's own does not have."""
+    """Raise a UserError for a setting that a custom network does not have."""
     ours, same_loss = isinstance(model, GPT), has_our_forward(model)
     for key, is_set, possible in (
         ("model.compile_scope block", settings.compile_scope == "block", same_loss),

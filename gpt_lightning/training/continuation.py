@@ -1,4 +1,4 @@
-"""What a run records in its checkpoints, and compares before any state is restored."""
+"""Record of a run in its checkpoints, and its comparison before any state is restored."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -126,7 +126,10 @@ class GPTModule(LightningModule):
     @property
     def attached_trainer(self) -> Trainer | None:
         """Trainer of this module; None in and after load_from_checkpoint."""
-        return self._trainer
+        try:
+            return self.trainer
+        except RuntimeError:
+            return None
 
     @property
     def flops_per_token(self) -> float:

@@ -1,4 +1,4 @@
-"""What a Trainer knows of its run, also where Lightning leaves it untyped."""
+"""State of a Trainer's run, some of which Lightning leaves untyped: steps, callbacks, folder."""
 
 from pathlib import Path
 from typing import Any, TypeVar

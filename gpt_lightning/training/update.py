@@ -39,9 +39,9 @@ def micro_batch_loss(module: "GPTModule", loss: Tensor, known: Tensor | None) ->
 
     Args:
         module: Module that trains.
-        loss: What Lightning derives: the loss over the number of micro-batches, times the scale of
-            a GradScaler.
-        known: Loss of GPTModule.training_step; None if a subclass's has another.
+        loss: Loss that Lightning differentiates: over the number of micro-batches, times the scale
+            of a GradScaler.
+        known: Loss that GPTModule.training_step has returned; None for a subclass's own.
 
     Raises:
         UserError: It is no scalar, or nothing can be trained by it.

@@ -1,4 +1,4 @@
-"""What each run of GPTModule does beside the model: a callback in each file."""
+"""Callbacks of each run of GPTModule, for all that is not the model's own work."""
 
 from lightning import Callback
 

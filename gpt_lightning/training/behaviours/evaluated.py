@@ -1,4 +1,4 @@
-"""What an evaluation logs beside its losses, and what it shows other callbacks."""
+"""Metrics of an evaluation beside its losses, and the last training loss for callbacks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a run sets in its process: the precision of float32 products, the CPU's freed memory."""
+"""Settings of the process for a run: precision of float32 products, the CPU's freed memory."""
 
 import time
 from typing import Any
